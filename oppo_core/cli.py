@@ -1,4 +1,4 @@
-"""The engine's command line: parse, assemble, train, and say how it ended."""
+"""The engine's command line (`python -m oppo_core`): parses options, trains a run, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,16 +24,17 @@ from oppo_core.trackers.manager import Trackers
 
 if TYPE_CHECKING:
     from oppo_core.distributed.process_group import Ranks
+    from oppo_core.engine.state import Engine
 
 OK, FAILED, REFUSED = 0, 1, 2
-PARENT_EVERY_S = 0.1
-TRACKERS = "oppo_core.trackers"  # how their processes are called
+PARENT_POLL_S = 0.1
+TRACKERS = "oppo_core.trackers"  # in the command line of tracker processes
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train one run; the exit status is explained in docs/interfaces.md."""
+    """Train one run; returns the exit status (docs/interfaces.md)."""
     options = _parser().parse_args(arguments)
-    _end_with_lifeline()
+    _exit_with_parent()
     try:
         spec = load_spec(json.loads(options.spec.read_text()))
     except (OSError, ValueError, SpecError) as error:  # ValueError: neither UTF-8 nor JSON
@@ -46,13 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _journal(spec: RunSpec, events: Path) -> Journal:
-    """Where this process tells what it does: the first one of its node in the file that it was given, others beside it."""
+    """This process's event log: `events` for a node's local rank 0, a file beside it for other local ranks."""
     if spec.resources.ranks == 1 or os.environ.get("RANK") == "0":
         return Journal(events)
-    process = os.environ.get("LOCAL_RANK", "0")
-    if process == "0":
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if local_rank == "0":
         return Journal(events, NODE_EVENTS)
-    return Journal(events.with_name(events.name + LOCAL_RANK_SUFFIX + process), LOCAL_RANK_EVENTS)
+    return Journal(events.with_name(events.name + LOCAL_RANK_SUFFIX + local_rank), LOCAL_RANK_EVENTS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,78 +68,96 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
-    stop = _stop_when_asked()
-    engine = None
-    ranks = None
-    trackers = Trackers(journal)
-    with ExitStack() as running:
-        # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
-        try:
-            from oppo_core.checkpointing.atomic_dir import recover
-            from oppo_core.checkpointing.save_restore import restore, verify
-            from oppo_core.control.stop_conditions import ASKED_TO_STOP
-            from oppo_core.engine.build import assemble
-            from oppo_core.engine.preflight import refuse_impossible
-            from oppo_core.train import train
+@dataclass(slots=True)
+class Attempt:
+    """The parts of a run that exist so far."""
 
-            ranks = _joined(spec)
-            if ranks.first:
-                recover(options.out / "checkpoints")
-            ranks.any(False)  # nobody reads or writes there before it is tidy
-            refuse_impossible(spec, options.root, options.out)
-            if ranks.first:
-                trackers.start(spec, options.out)
-            resume = options.resume_from
-            changes = verify(resume, spec) if resume is not None else []
-            engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
-            running.callback(engine.decoder.close)
-            running.callback(engine.scorers.close)
-            running.callback(engine.hardware.close)
-            if resume is not None:
-                restore(engine, resume, changes)
-            reason = train(engine, stop.is_set)
-            unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
-            running.close()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
-            if ranks is not None:
-                ranks.leave(f"{type(error).__name__}: {error}")
-            step = engine.progress.step if engine is not None else 0
-            trackers.close("failed", step)
-            return _failed(error, step, journal)
-    outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
-    trackers.close(outcome, engine.progress.step)
-    journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
+    ranks: Ranks | None = None
+    engine: Engine | None = None
+
+    @property
+    def step(self) -> int:
+        return self.engine.progress.step if self.engine is not None else 0
+
+
+def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
+    stop, trackers, attempt = _stop_on_signals(), Trackers(journal), Attempt()
+    with ExitStack() as parts:
+        try:
+            outcome, reason, unconsumed = _train(attempt, spec, options, journal, trackers, parts, stop)
+            parts.close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the last event reports every failure, `sys.exit` in a rule too
+            if attempt.ranks is not None:
+                attempt.ranks.leave(f"{type(error).__name__}: {error}")
+            trackers.close("failed", attempt.step)
+            return _report_failure(error, attempt.step, journal)
+    trackers.close(outcome, attempt.step)
+    journal.write("finished", outcome=outcome, step=attempt.step, reason=reason, unconsumed=unconsumed)
     return OK
 
 
-def _joined(spec: RunSpec) -> Ranks:
-    """The run's ranks, this process's device taken. Raises LayoutError and RankError."""
+def _train(
+    attempt: Attempt, spec: RunSpec, options: argparse.Namespace, journal: Journal, trackers: Trackers, parts: ExitStack,
+    stop: threading.Event,
+) -> tuple[str, str, int]:  # fmt: skip
+    """Check, build, restore and train. Returns the outcome, its reason, and the number of unconsumed responses on all ranks."""
+    from oppo_core.checkpointing.atomic_dir import recover
+    from oppo_core.checkpointing.save_restore import restore, verify
+    from oppo_core.control.stop_conditions import ASKED_TO_STOP
+    from oppo_core.engine.build import assemble
+    from oppo_core.engine.preflight import require_preflight
+    from oppo_core.train import train
+
+    ranks = attempt.ranks = _join_ranks(spec)
+    if ranks.first:
+        recover(options.out / "checkpoints")
+    ranks.any(False)  # barrier: other ranks read checkpoints only after recovery
+    require_preflight(spec, options.root, options.out)
+    if ranks.first:
+        trackers.start(spec, options.out)
+    resume = options.resume_from
+    changes = verify(resume, spec) if resume is not None else []
+    engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
+    for part in (engine.decoder, engine.scorers, engine.hardware):
+        parts.callback(part.close)
+    if resume is not None:
+        restore(engine, resume, changes)
+    reason = train(engine, stop.is_set)
+    unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
+    return "stopped" if reason == ASKED_TO_STOP else "succeeded", reason, unconsumed
+
+
+def _join_ranks(spec: RunSpec) -> Ranks:
+    """Select this process's device and join the other ranks. Raises LayoutError and RankError."""
+    import torch
+
     from oppo_core.distributed.process_group import join, rendezvous_from_env
-    from oppo_core.engine.layout import device_of, take_device
+    from oppo_core.engine.layout import select_device
 
-    device, wanted = device_of(spec), spec.resources
-    take_device(device)
-    return join(rendezvous_from_env(wanted.nodes, wanted.ranks_per_node, wanted.longest_silence_s), "engine", device)
+    device, resources = select_device(spec), spec.resources
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    rendezvous = rendezvous_from_env(resources.nodes, resources.ranks_per_node, resources.longest_silence_s)
+    return join(rendezvous, "engine", device)
 
 
-def _stop_when_asked() -> threading.Event:
-    """Set by SIGTERM and SIGINT: the chunk under way is finished first."""
+def _stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; training stops after the present chunk."""
     stop = threading.Event()
 
-    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    signal.signal(signal.SIGTERM, ask_to_stop)
-    signal.signal(signal.SIGINT, ask_to_stop)
+    signal.signal(signal.SIGTERM, request_stop)
+    signal.signal(signal.SIGINT, request_stop)
     return stop
 
 
-def _failed(error: Exception | SystemExit, step: int, journal: Journal) -> int:
-    """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
-    told = f"{type(error).__name__}: {error}{_remedy(error)}"
-    reason = told.encode("utf-8", "replace").decode()  # names of files may be no text
-    if not isinstance(error, ImportError) and isinstance(error, _named()):
+def _report_failure(error: Exception | SystemExit, step: int, journal: Journal) -> int:
+    """Write the reason to stderr and to the last event; with a traceback unless the error's message explains itself."""
+    message = f"{type(error).__name__}: {error}{_oom_remedy(error)}"
+    reason = message.encode("utf-8", "replace").decode()  # file names may contain surrogates
+    if not isinstance(error, ImportError) and isinstance(error, _explained_errors()):
         print(reason, file=sys.stderr)
     else:
         traceback.print_exception(error)
@@ -145,17 +165,17 @@ def _failed(error: Exception | SystemExit, step: int, journal: Journal) -> int:
     return FAILED
 
 
-def _remedy(error: BaseException) -> str:
-    """What to lower when memory ran out where no pass is made smaller, as in a round of decoding."""
+def _oom_remedy(error: BaseException) -> str:
+    """What to lower after an OOM that was not retried with smaller passes, as in decoding."""
     import torch
 
-    from oppo_core.engine.preflight import SMALLER
+    from oppo_core.engine.preflight import MEMORY_REMEDY
 
-    return f" Remedy: {SMALLER}" if isinstance(error, torch.OutOfMemoryError) else ""
+    return f" Remedy: {MEMORY_REMEDY}" if isinstance(error, torch.OutOfMemoryError) else ""
 
 
-def _named() -> tuple[type[Exception], ...]:
-    """Errors whose message says what is wrong and what to do."""
+def _explained_errors() -> tuple[type[Exception], ...]:
+    """Errors whose message states the problem and a remedy."""
     from oppo_contract.model_folder import ModelFolderError
     from oppo_core.checkpointing.atomic_dir import DiskFullError
     from oppo_core.checkpointing.save_restore import CheckpointError
@@ -175,13 +195,13 @@ def _named() -> tuple[type[Exception], ...]:
     )  # fmt: skip
 
 
-def _end_with_lifeline() -> None:
-    """End at once when the inherited pipe `OPPO_LIFELINE_FD` closes: whoever started us is gone.
+def _exit_with_parent() -> None:
+    """Exit when the parent process has ended, which closes the inherited pipe `OPPO_LIFELINE_FD`.
 
-    torchrun closes the pipes that we would inherit; below it we watch whether it is there.
+    torchrun closes inherited pipes, so its children poll their parent's process id.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_end_after, args=(os.getppid(),), name="torchrun", daemon=True).start()
+        threading.Thread(target=_exit_after, args=(os.getppid(),), name="torchrun", daemon=True).start()
         return
     number = os.environ.get("OPPO_LIFELINE_FD")
     if number is None:
@@ -190,32 +210,32 @@ def _end_with_lifeline() -> None:
     def watch() -> None:
         while os.read(int(number), 1):
             pass
-        _end_with_all_below()
+        _kill_children_and_exit()
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def _end_after(parent: int) -> None:
-    """End at once when process `parent` is not our parent any more."""
+def _exit_after(parent: int) -> None:
+    """Exit when process `parent` is no longer the parent."""
     while os.getppid() == parent:
-        time.sleep(PARENT_EVERY_S)
-    _end_with_all_below()
+        time.sleep(PARENT_POLL_S)
+    _kill_children_and_exit()
 
 
-def _end_with_all_below() -> None:
-    """End at once, and with us what we have started: vLLM's engine holds a GPU's memory and does not look whether we are there.
+def _kill_children_and_exit() -> None:
+    """Kill all descendants and exit: vLLM's engine process would keep GPU memory.
 
-    Trackers are spared. They do look, and send on what they have been told.
+    Tracker processes are not killed. They notice that the engine has ended, and send the rest of the event log first.
     """
     try:
         import psutil
 
         for child in psutil.Process().children():
-            with suppress(psutil.Error):  # it has ended by itself
+            with suppress(psutil.Error):
                 if TRACKERS not in child.cmdline():
-                    below = child.children(recursive=True)
+                    descendants = child.children(recursive=True)
                     child.kill()
-                    for process in below:
+                    for process in descendants:
                         with suppress(psutil.Error):
                             process.kill()
     finally:

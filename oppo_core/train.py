@@ -1,7 +1,7 @@
-"""The training loop. Overlap is visible: something is started, other work is done, then it is waited for.
+"""The PPO training loop with intra-step and inter-step overlap (docs/algorithm.md).
 
-Law: intra-step overlap changes when things are computed, never what; inter-step overlap changes which answers a step
-trains, and every token remembers under which weights it was sampled (docs/algorithm.md).
+Intra-step overlap changes when results are computed, never the results. Inter-step overlap (deferral) changes which responses a
+step trains; every token records the policy version that sampled it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from oppo_core.update.nonfinite import skip_nonfinite
 
 
 def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
-    """Train until there is a reason to end, or `should_stop` is true at the end of a chunk; returns the reason.
+    """Train until a stop condition holds, or `should_stop` is true after a chunk; returns the reason.
 
-    Always ends on a checkpoint, be it in the middle of a step.
+    Saves a checkpoint at the end, even within a step.
     """
     step_report.started(engine)
     window_start = engine.clock()
     if evaluate_first(engine, should_stop):
         save_when_due(engine)
     while (reason := engine.reason_to_end()) is None:
-        with skip_nonfinite(engine):  # a step that is not finite may be skipped
+        with skip_nonfinite(engine):
             window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)
         if engine.on_any_rank(should_stop()):
@@ -40,9 +40,9 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
 
 
 def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bool] = lambda: False) -> float:
-    """One PPO step (docs/algorithm.md, "One step"). Its window begins where the last one ended; returns where it ends.
+    """One PPO step (docs/algorithm.md, "One step"). Returns its end, which is the start of the next step's time window.
 
-    A step that is stopped half-way stays in `engine.batch`, where the next call, in this process or in another, goes on.
+    A stopped step remains in `engine.batch`; the next call resumes it, also in another process after a checkpoint.
     """
     version = engine.progress.step
     if engine.batch is None:
@@ -65,7 +65,7 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
 
 
 def begin_step(engine: Engine, version: int) -> StepState:
-    """Top up the pool, and fill every cache."""
+    """Top up the pool and fill the KV caches."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         fresh = engine.pool.top_up(engine.ranks.share(engine.overcommit.overcommit), version, engine.new_group)
@@ -75,17 +75,17 @@ def begin_step(engine: Engine, version: int) -> StepState:
 
 
 def resume_step(engine: Engine, batch: StepState, version: int) -> None:
-    """Go on with a step that a stop has cut: all tokens are read again, under the same weights."""
+    """Resume an interrupted step: prefill all tokens again with the same weights."""
     fill_caches(engine, version)
     engine.decoder.rounds, engine.decoder.decoded = batch.rounds, batch.decoded
     batch.interrupted = False
 
 
 def fill_caches(engine: Engine, version: int) -> None:
-    """Bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
+    """Prefill the KV caches with the present weights; with streaming, the scorers' at the same time."""
     if engine.layout.remote:
         with engine.trace.span("actor", "data"):
-            # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
+            # New prompts are prefilled with their first chunk, because small passes are inefficient.
             engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
@@ -93,9 +93,9 @@ def fill_caches(engine: Engine, version: int) -> None:
 
 
 def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Callable[[], bool]) -> bool:
-    """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool.
+    """Decode in chunks until B responses are finished, streaming each chunk to the scorers; take the batch from the pool.
 
-    Returns False when `should_stop` was true after a chunk, before the batch was complete, here or on another rank.
+    Returns False if `should_stop` was true on any rank before the batch was complete.
     """
     start = engine.clock()
     batch.ends = {s.sequence_id: start for s in batch.finishers}
@@ -129,7 +129,7 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
 
 
 def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tuple[list[Sequence], bool]:
-    """At most C rounds; returns who finished, and whether the batch is complete, at which very token decoding stops."""
+    """Decode at most C tokens per sequence, ending when the batch is complete; returns finished sequences, and whether it is."""
     done: list[Sequence] = []
     left = engine.chunk.current
     while left:

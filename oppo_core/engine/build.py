@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its spec: who lives in which process, on how many cores."""
+"""Builds an `Engine` from a spec: models, trainers, decoder and scorers, with their processes and cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
-from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
+from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
 from oppo_core.models.model_io import Base
@@ -54,37 +54,37 @@ def assemble(
     spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None,
     ranks: Ranks = SINGLE,
 ) -> Engine:  # fmt: skip
-    """Load models and prompts and start the scorers. The critic's weights come from the checkpoint `resume` if there is one.
+    """Load models and prompts and start the scorers. The critic's weights are loaded from the checkpoint `resume`, if given.
 
-    The caller verifies that checkpoint before and restores the rest of it after (`checkpointing.save_restore`).
+    The caller verifies the checkpoint before and restores the rest of it after (`checkpointing.save_restore`).
 
     Raises:
-        ModelFolderError, PromptError: something that the spec names is missing or does not fit.
-        LayoutError: the machine does not have what the spec asks for.
-        RankError: another rank failed before this point.
+        ModelFolderError, PromptError: a model or prompts file is missing or unusable.
+        LayoutError: the machine lacks what the spec requires.
+        RankError: another rank failed.
     """
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
-    device = device_of(spec)
+    device = select_device(spec)
     (network, base), codec = load_actor(spec, roots, device), load_codec(spec.models.actor, roots)
     source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
-    layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
-    trace = recorder_of(layout.actor_devices, device)
+    layout, scorer_device = build_layout(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
+    trace, gpus = recorder_of(layout.actor_devices, device), (device, scorer_device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = build_evaluator(spec, roots, network, codec, ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
-    with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails
+    with ExitStack() as started:  # closes started parts if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
-        scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.rendezvous, base)
+        scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
-            model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
+            model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
-            parameters=numbers_of(network),
+            parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:
@@ -92,13 +92,8 @@ def assemble(
     return engine
 
 
-def numbers_of(network: Network) -> int:
-    """Number of weights; `ds_numel` is the full size of a weight that ZeRO-3 has sharded."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
-
-
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:
-    """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
+    """The decoder of `rollout.backend`. Raises LayoutError for vLLM without a GPU."""
     settings, stops = decode_settings(spec, codec), build_stop_conditions(spec, codec)
     if spec.rollout.backend == "torch":
         return build_decoder(network, settings, decode_slots(spec), stops)
@@ -106,21 +101,21 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
 
     if device.type != "cuda":
         raise LayoutError(
-            "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
+            "rollout.backend is vllm, which requires a GPU, but torch sees none here; choose torch, or another node"
         )
-    assert source is not None  # the spec's own validator saw to it
+    assert source is not None  # validated by the spec
     return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device.index)
 
 
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
-    """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
+    """The actor's trainer, with EMA and PTX mix if the spec sets them."""
     ppo = spec.ppo
     training = spec.training
     trainer = ActorTrainer(
         network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training
     )
     if ppo.ema_decay is not None:
-        assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
+        assert isinstance(trainer.optimizer, Optimizer)  # validated by the spec
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
     if ppo.pretraining is not None:
         longest = min(ppo.pretraining.max_tokens, network.context)
@@ -139,17 +134,17 @@ def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SharedActor:
-    """The actor as the scorers' process sees it for update overlap: weights by name, and sums of gradients, in shared memory."""
+    """The actor's weights by name and its gradient sums in shared memory, for update overlap."""
 
     weights: dict[str, Tensor]
     gradients: EarlyGradients
 
 
 def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:
-    """Move the actor's weights into shared memory, in place. `ranks_here`: processes of this machine that do so now.
+    """Move the actor's weights into shared memory, in place. `ranks_here`: ranks on this machine, which do the same.
 
     Raises:
-        LayoutError: the system has too little of it.
+        LayoutError: too little shared memory.
     """
     sums = 1 + actor.ppo.whiten_advantages + actor.ppo.is_regularized
     size = sum(weight.nbytes for weight in network.state_dict().values()) + sums * tensor_bytes(actor.optimizer.parameters)
@@ -166,9 +161,9 @@ def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
     rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
-    """The three scorers' networks, in the process that calls this; with `shared` they train early.
+    """Load the scorers' networks in this process. With `shared`, they accumulate gradients early (update overlap).
 
-    The critic's trainer joins those of the other ranks at `rendezvous`. `base`: what the actor trains adapters on.
+    The critic's trainer joins the other ranks' at `rendezvous`. `base`: the base model of the actor's LoRA adapters.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -180,7 +175,7 @@ def build_scorers(
     try:
         return _scorers_with(rewards, spec, roots, device, resume, shared, rendezvous, base, trace)
     except BaseException:
-        rewards.close()  # nobody else would end what they have started
+        rewards.close()  # stops their threads and processes
         raise
 
 
@@ -200,22 +195,21 @@ def _scorers_with(
     cached = (
         decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
     )  # an answer that is read whole leaves nothing behind
-    given = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+    arguments = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
-        return (SinglePassScorers if reads_once else ScorerSet)(*given)
+        return (SinglePassScorers if reads_once else ScorerSet)(*arguments)
     actor, _ = load_actor(spec, roots, device)
     take_shared(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
-    return EarlyScorers(*given).share(trained, shared.gradients)
+    return EarlyScorers(*arguments).share(trained, shared.gradients)
 
 
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
     shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None,
 ) -> ScorerProtocol:  # fmt: skip
-    # The store is kept by the engine's own group already.
-    rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None
+    rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None  # the actor's group serves it
     in_other_process = layout.remote and device.type == "cpu"
     here = spec.resources.ranks_per_node
     seen = seen_by_others(base, here) if base is not None and in_other_process else base

@@ -1,5 +1,5 @@
-"""Who works on which device. On a CPU a device is a core. On a GPU all four roles share one, each side on a stream of its own; or
-the scorers have another one (`resources.scoring_devices`).
+"""Device layout: which roles run on which device. A CPU device is a core. On a GPU all roles share one device with a CUDA stream
+for the actor and one for the scorers, or the scorers have another GPU (`resources.scoring_devices`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import torch
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 
-# Below this width a decode step's operations are too small to be worth a second thread (measured: docs/performance.md).
+# Below this hidden size, decode operations are too small for a second thread (measured: docs/performance.md).
 DECODE_THREADS_FROM_HIDDEN = 128
-OWN_NUMBER = "LOCAL_RANK"  # torchrun tells each process which of its node's it is
 
 
 class LayoutError(ValueError):
-    """The machine does not have what the spec asks for."""
+    """The machine lacks a device that the spec requires, or settings are incompatible with its devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which devices do what. `remote`: the scorers work beside the actor, in a process or a thread of their own."""
+    """Devices of the actor and of the scorers. `remote`: the scorers run in their own process or thread."""
 
     devices: list[str]
     actor_devices: tuple[str, ...]
@@ -35,88 +34,76 @@ class Layout:
 
     @property
     def apart(self) -> bool:
-        """Whether actor and scorers share no device."""
+        """Whether actor and scorers have no common device."""
         return not set(self.actor_devices) & set(self.scorer_devices)
 
     def cores(self, count: int) -> tuple[str, ...]:
-        """The devices that the actor's work on `count` cores occupies."""
+        """The actor's first `count` devices."""
         return self.actor_devices[:count]
 
     def lanes(self) -> list[tuple[str, Role]]:
-        """(device, role) pairs in drawing order."""
+        """(device, role) pairs in the order of the timeline's rows."""
         actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
         return actor + [(device, role) for device in self.scorer_devices for role in self.scorers]
 
 
-def scorers_of(spec: RunSpec) -> tuple[Role, ...]:
-    """Who reads the answers."""
+def scorer_roles(spec: RunSpec) -> tuple[Role, ...]:
+    """Roles that score responses."""
     return ("reward", "reference", "critic") if spec.ppo.has_critic else ("reward", "reference")
 
 
-def device_of(spec: RunSpec) -> torch.device:
-    """Where the run's tensors live.
+def select_device(spec: RunSpec) -> torch.device:
+    """The device of this rank's actor.
 
     Raises:
-        LayoutError: the spec wants a GPU a rank and they are not there, or a switch that works on CPUs only.
+        LayoutError: too few GPUs, or a setting that does not work on GPUs.
     """
-    found = torch.cuda.is_available()
-    if spec.resources.kind == "cuda" and not found:
+    available = torch.cuda.is_available()
+    if spec.resources.kind == "cuda" and not available:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")
     if spec.resources.kind == "cpu":
         return torch.device("cpu")
-    wanted = spec.resources.devices // spec.resources.nodes
-    if wanted > max(1, torch.cuda.device_count() if found else 0):
-        raise LayoutError(_too_few_gpus(wanted, found))
-    if not found:
+    required, present = spec.resources.devices // spec.resources.nodes, torch.cuda.device_count() if available else 0
+    if required > max(1, present):
+        hint = " (without GPUs a machine is one device; resources.processes splits its cores with kind cpu)"
+        raise LayoutError(
+            f"resources.devices gives each node {required} devices, but torch sees {present or 'no'} GPUs here; use at most that"
+            f" many{'' if available else hint}"
+        )
+    if not available:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
         raise LayoutError("overlap.update_overlap trains in two processes on CPUs; on a GPU switch it off")
     if spec.training.backend != "plain" and spec.overlap.intra_step != "off":
         raise LayoutError(
-            f"training.backend {spec.training.backend} on a GPU: two threads of a process would meet the other ranks for actor"
-            " and critic, in no certain order; set overlap.intra_step to off, or training.backend to plain"
+            f"training.backend {spec.training.backend} on a GPU: the actor's and the critic's thread would run collectives in an"
+            " undefined order; set overlap.intra_step to off, or training.backend to plain"
         )
-    return torch.device("cuda", int(os.environ.get(OWN_NUMBER, torch.cuda.current_device())))
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
 
 
 def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:
-    """Where the scorers' tensors live: on a GPU of their own behind those on which the node's ranks train, or with the actor's.
-
-    Args:
-        device: the actor's.
-    """
+    """The scorers' device: with `resources.scoring_devices` a GPU after those of the node's ranks, else the actor's `device`."""
     if device.type != "cuda" or not spec.resources.scoring_devices:
         return device
     return torch.device("cuda", (device.index or 0) + spec.resources.ranks_per_node)
 
 
-def take_device(device: torch.device) -> None:
-    """What is done on "the GPU" from now on is done on this one."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int, name: Callable[[str], str] = str) -> Layout:
+    """Assign the GPUs, or `threads` cores, to the actor and the scorers. `name` returns the run-wide name of a node's device.
 
-
-def _too_few_gpus(wanted: int, found: bool) -> str:
-    there = f"sees {torch.cuda.device_count()} GPUs" if found else "sees no GPU"
-    return f"resources.devices gives each node {wanted} devices, but torch {there} here; take as many as there are" + (
-        "" if found else " (a machine without GPUs is one device, whose cores resources.processes shares out with kind cpu)"
-    )
-
-
-def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, named: Callable[[str], str] = str) -> Layout:
-    """Give the GPUs, or `threads` cores, to the actor and the scorers. `named`: the run's name for a device of this node.
-
-    In sequential PPO one process has all cores; streaming gives the scorers a process and cores. With one core they run in the
-    actor's process, and nothing is streamed.
+    In sequential PPO one process uses all cores. With streaming the scorers get half of them in their own process; with a single
+    core they run in the actor's process without streaming.
     """
     if device.type == "cuda":
-        one, other = ((named(str(place)),) for place in (device, scoring_device(spec, device)))
-        return Layout(list(dict.fromkeys(one + other)), one, other, threads, spec.overlap.intra_step != "off", scorers_of(spec))
-    devices = [named(f"cpu:{core}") for core in range(threads)]
-    everything = tuple(devices)
+        gpus = [name(str(gpu)) for gpu in (device, scoring_device(spec, device))]
+        streams = spec.overlap.intra_step != "off"
+        return Layout(list(dict.fromkeys(gpus)), (gpus[0],), (gpus[1],), threads, streams, scorer_roles(spec))
+    devices = [name(f"cpu:{core}") for core in range(threads)]
+    all_cores = tuple(devices)
     if spec.overlap.intra_step == "off":
-        decoding = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
-        return Layout(devices, everything, everything, decoding, False, scorers_of(spec))
+        decode_threads = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
+        return Layout(devices, all_cores, all_cores, decode_threads, False, scorer_roles(spec))
     split = max(1, threads - threads // 2)
-    scorers = everything[split:] or everything[:1]
-    return Layout(devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec))
+    scorers = all_cores[split:] or all_cores[:1]
+    return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec))

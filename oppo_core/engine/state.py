@@ -1,7 +1,4 @@
-"""What a PPO step works on: `Engine`, with its parts as protocols, and `Progress`.
-
-Nothing above this module is imported here. `engine/build.py` puts an `Engine` together from a spec.
-"""
+"""The state of a run: `Engine` with its parts, and `Progress`. `engine/build.py` builds an `Engine` from a spec."""
 
 from __future__ import annotations
 
@@ -40,35 +37,35 @@ from oppo_core.trace.recorder import Recorder
 
 
 class UpdateStrategy(Protocol):
-    """What the training loop asks."""
+    """How a step's batch is trained."""
 
     def begin(self, engine: Engine) -> None:
-        """Decoding is about to begin: the step's first chunk, or the next one of a step that was interrupted."""
+        """Called before decoding starts or an interrupted step resumes."""
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
-        """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
+        """Called after each chunk that does not complete the batch. `finishers`: responses finished in this step so far."""
 
     def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
+        """Train on the complete batch; returns its experience, and `actor/*` and `critic/*` metrics."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is. `version` = PPO steps whose weights the actor holds = `step`."""
+    """Progress of the run. The actor's policy version is `step`, the number of trained PPO steps."""
 
     step: int = 0
     elapsed_s: float = 0.0
     generated_tokens: int = 0
     kl_coefficient: float = 0.0
-    nonfinite_steps: int = 0  # skipped so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
-    nonfinite_row: int = 0
-    nonfinite_at: int = -1
-    passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
+    nonfinite_steps: int = 0  # skipped so far
+    nonfinite_row: int = 0  # of which consecutive
+    nonfinite_at: int = -1  # step of the last one
+    passes: dict[str, int] = field(default_factory=dict)  # budgets (padded tokens) reduced by OOM retries, by `PassBudget.name`
 
 
 @dataclass(slots=True)
 class Engine:
-    """Everything that a training step works on. `train.py` reads like the step itself."""
+    """Everything that a training step reads and changes."""
 
     spec: RunSpec
     layout: Layout
@@ -90,57 +87,57 @@ class Engine:
     cohorts: Cohorts = field(default_factory=Cohorts)
     run_score: RunScore = field(default_factory=RunScore)
     evaluator: Evaluator | None = None
-    batch: StepState | None = None  # a step that was begun and has not been trained yet
-    saved: str | None = None  # name of the checkpoint that holds the present state
-    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
+    batch: StepState | None = None  # an unfinished step
+    saved: str | None = None  # name of the checkpoint of the present state
+    changes: list[Change] = field(default_factory=list)  # of the spec since the resumed checkpoint
     clock: Callable[[], float] = time.monotonic
     set_threads: Callable[[int], None] = torch.set_num_threads
     experience: Callable[..., Experience] = build_experience
     moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
-    ranks: Ranks = SINGLE  # who trains together with us
-    hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
-    parameters: int = 0  # of the actor, frozen ones too
+    ranks: Ranks = SINGLE
+    hardware: Hardware = field(default_factory=NoHardware)
+    parameters: int = 0  # of the actor, including frozen ones
 
     def new_group(self, sequence_ids: range) -> list[Sequence]:
-        """Answers to the prompt of the group that has these numbers."""
+        """Empty responses with these ids to the next prompt; the ids are one group."""
         index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
         return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
 
     def release(self, discarded: Iterable[Sequence]) -> None:
-        """The scorers need not know these any more."""
+        """Free the scorers' caches of discarded sequences."""
         self.scorers.release(self.deltas.forget(s.sequence_id for s in discarded))
 
     @property
     def budgets(self) -> list[PassBudget]:
-        """Of the passes that this process makes; the scorers have their own."""
-        found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
-        return [budget for budget in found if budget is not None]
+        """Pass budgets of the actor and the decoder; the scorers have their own."""
+        budgets = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
+        return [budget for budget in budgets if budget is not None]
 
     @property
     def serialize_updates(self) -> bool:
-        """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
+        """Whether the actor's update waits for the critic's, because NCCL kernels of two groups on one GPU can deadlock."""
         return self.ranks.serialize_reductions and not self.layout.apart
 
     def use_cores(self, count: int) -> None:
-        """Work on `count` cores from now on, and say so in the trace."""
+        """Set the number of CPU threads, in the trace too."""
         self.set_threads(count)
         self.trace.devices = self.layout.cores(count)
 
     def on_any_rank(self, flag: bool) -> bool:
-        """Whether `flag` is true on some rank. The ranks meet here, so we may wait for the slowest one's tail."""
+        """Whether `flag` is true on any rank. Waits for the slowest rank, which the trace records as tail."""
         if self.ranks.world == 1:
             return flag
         with self.trace.wait("tail"):
             return self.ranks.any(flag)
 
     def reason_to_end(self) -> str | None:
-        """Why no further step is trained; None if training continues. Rank 0 decides, because the ranks' clocks differ."""
+        """Why training ends, or None. Rank 0 decides, because the ranks' clocks differ."""
         reason = reason_to_end(self.spec, self.progress.step, self.progress.elapsed_s, self.run_score)
         return self.ranks.all_gather((reason or "").encode())[0].decode() or None
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
+        """Sequences to send to the scorers: all with tokens (`intra_step: per_chunk`), otherwise finished ones only."""
         if self.spec.overlap.intra_step == "per_chunk":
             return [s for s in sequences if s.length]
         return [s for s in sequences if s.finished]

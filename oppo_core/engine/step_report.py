@@ -1,37 +1,32 @@
-"""What a step tells: controllers are asked, metrics gathered, events written. Nothing here changes what is computed,
-except through the controllers' decisions for the next step.
-"""
+"""Reports a step: metrics, `step`, `spans` and `samples` events, and the controllers' decisions for the next step."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
+from oppo_core.engine.state import Engine
 from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
 from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
+from oppo_core.rollout.step_state import StepState
 from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, running_total
 
-if TYPE_CHECKING:
-    from oppo_core.engine.state import Engine
-    from oppo_core.rollout.step_state import StepState
-
-# DecoderProtocol with at most this share of B+Δ rows is the tail.
+# Decoding with at most this share of B+Δ rows is the tail.
 TAIL_SHARE = 0.25
 
 
 def recovered(engine: Engine) -> None:
-    """A step was sound: a row of faults is over once the run is beyond the step at which the last of them was."""
+    """Reset the count of consecutive non-finite steps after a finite step."""
     if engine.progress.step > engine.progress.nonfinite_at:
         engine.progress.nonfinite_row = 0
 
 
 def started(engine: Engine) -> None:
-    """Tell that everything is loaded, on all ranks. The event's time is the origin of all span times."""
+    """Write the `started` event after all ranks have loaded. Its time is the origin of all span times."""
     engine.ranks.any(False)
     engine.origin = engine.clock()
     engine.journal.write(
@@ -39,14 +34,14 @@ def started(engine: Engine) -> None:
         start_step=engine.progress.step, total_steps=engine.spec.steps,
     )  # fmt: skip
     if engine.changes:
-        lines = ["Resumed with other settings than the checkpoint's:", *map(str, engine.changes)]
+        lines = ["Resumed with settings that differ from the checkpoint's:", *map(str, engine.changes)]
         engine.journal.write("log", stream="stdout", lines=lines)
 
 
 def finish_step(
     engine: Engine, batch: StepState, experience: Experience, metrics: dict[str, float], window: tuple[float, float]
 ) -> None:
-    """Account for the step that just ended and let the controllers choose the next step's Δ, C and KL coefficient."""
+    """Report a finished step and update Δ, C and the KL coefficient for the next one. `window`: its start and end."""
     progress, spec = engine.progress, engine.spec
     tokens = int(experience.mask.sum())
     engine.moments = experience.moments
@@ -58,25 +53,25 @@ def finish_step(
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
-    # Normalised scores have mean 0 by and by, whatever was learned: then the raw ones tell how well the run does.
-    judged = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
-    engine.run_score.add_step(metrics[judged], metrics["objective/kl"])
+    # Normalized scores converge to mean 0 whatever was learned.
+    score_name = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
+    engine.run_score.add_step(metrics[score_name], metrics["objective/kl"])
     metrics = engine.run_score.last_metrics = metrics | engine.run_score.pending_metrics
-    _tell(engine)
+    _write_step(engine)
     if progress.step % spec.logging.spans_every == 0:
         carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
         trained = [(s.sequence_id, len(s.prompt), s.length) for s in batch.sequences]
-        told = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
-        engine.journal.write("spans", **told, trained=trained)
+        spans_event = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
+        engine.journal.write("spans", **spans_event, trained=trained)
     report_shrunk_passes(engine)
-    _samples(engine, experience)
-    _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+    _write_samples(engine, experience)
+    _run_controllers(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
 
 
 def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) -> dict[str, float]:
-    """Operations of the actor's update, attention left out, as a share of what the GPU's vendor states; nothing where unknown.
+    """MFU of the actor's update, attention not counted; empty if the GPU's peak FLOP/s are unknown.
 
-    A weight costs 2 a token forward and 4 backward, of which 2 are the weight's own gradient, which a frozen one has not.
+    Per token, a weight costs 2 FLOP forward and 4 backward. A frozen weight costs 2 less, because it has no gradient.
     """
     seconds = metrics.get("timing_s/update_actor", 0.0) + metrics.get("timing_s/adv", 0.0)
     if engine.hardware.flops_per_s is None or not seconds:
@@ -87,13 +82,13 @@ def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) ->
 
 
 def reemit_step(engine: Engine) -> None:
-    """Tell the last step once more, with an evaluation that came after it; where there is no step, tell that in the log."""
+    """Write the last `step` event again, with the metrics of a later evaluation. Before the first step, write them to the log."""
     run_score = engine.run_score
     if not run_score.pending_metrics:
         return
     if engine.progress.step:
         run_score.last_metrics |= run_score.pending_metrics
-        _tell(engine)
+        _write_step(engine)
     else:
         lines = ["Evaluated before step 1:", *(f"{name}: {value:.6g}" for name, value in run_score.pending_metrics.items())]
         engine.journal.write("log", stream="stdout", lines=lines)
@@ -101,22 +96,24 @@ def reemit_step(engine: Engine) -> None:
 
 
 def report_shrunk_passes(engine: Engine) -> None:
-    """Tell of passes that ran out of memory, on any rank: each makes its own smaller, and the first tells of all."""
+    """Write a `decision` event for each pass budget that an OOM retry reduced, on any rank."""
     record_shrunk_passes(engine)
-    several, mine = engine.ranks.world > 1, engine.trace.take_shrunk()
-    for rank, told in enumerate(engine.ranks.all_gather(json.dumps(mine).encode())):
-        for short in map(Shrunk._make, json.loads(told)):
-            reason = f"rank {rank}: {short.reason}" if several else short.reason
-            step = engine.progress.step
-            engine.journal.write("decision", step=step, controller="memory", old=short.old, new=short.new, reason=reason)
+    payload = json.dumps(engine.trace.take_shrunk()).encode()
+    for rank, rows in enumerate(engine.ranks.all_gather(payload)):
+        prefix = f"rank {rank}: " if engine.ranks.world > 1 else ""
+        for shrunk in map(Shrunk._make, json.loads(rows)):
+            engine.journal.write(
+                "decision", step=engine.progress.step, controller="memory", old=shrunk.old, new=shrunk.new,
+                reason=prefix + shrunk.reason,
+            )  # fmt: skip
 
 
 def record_shrunk_passes(engine: Engine) -> None:
-    """Remember what passes of this rank may have now: a resumed run goes on with that."""
+    """Save this rank's reduced pass budgets for a resumed run."""
     engine.progress.passes |= {short.passes: short.new for short in engine.trace.shrunk}
 
 
-def _tell(engine: Engine) -> None:
+def _write_step(engine: Engine) -> None:
     progress, run_score = engine.progress, engine.run_score
     run_score.pending_metrics = {}
     engine.journal.write(
@@ -126,7 +123,7 @@ def _tell(engine: Engine) -> None:
 
 
 def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
-    """What the batch and the pool tell, by the names of docs/metrics.md; time is the trace's matter."""
+    """Metrics of the batch and the pool (docs/metrics.md), without times."""
     progress, spec = engine.progress, engine.spec
     metrics = experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
     overcommit, deferred = engine.ranks.total([engine.pool.overcommit, len(engine.pool.sequences)])
@@ -134,15 +131,15 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
     if spec.ppo.has_critic:
         metrics |= value_metrics(experience)
     if spec.overlap.inter_step == "tail_batch":
-        told = tail_batch_metrics(engine.pool)
-        metrics |= dict(zip(told, engine.ranks.total(told.values()), strict=True))
+        tail = tail_batch_metrics(engine.pool)
+        metrics |= dict(zip(tail, engine.ranks.total(tail.values()), strict=True))
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.capacity)
     return metrics | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
 
 
 def _counters(engine: Engine, batch: StepState, start: float) -> dict[Counter, Samples]:
-    """Δ and C in this step, and the answers that have finished in it."""
+    """Counter tracks of the step: Δ, C, and finished responses."""
     return {
         "overcommit": [(start, float(engine.pool.overcommit))],
         "chunk_size": [(start, float(engine.chunk.current))],
@@ -150,7 +147,7 @@ def _counters(engine: Engine, batch: StepState, start: float) -> dict[Counter, S
     }
 
 
-def _samples(engine: Engine, experience: Experience) -> None:
+def _write_samples(engine: Engine, experience: Experience) -> None:
     if not engine.ranks.first:
         return
     rows = []
@@ -170,14 +167,16 @@ def _samples(engine: Engine, experience: Experience) -> None:
         engine.journal.write("samples", step=engine.progress.step, samples=rows)
 
 
-def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
+def _run_controllers(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    # Normalised scores would have no slope, and the answers of one group are not independent.
+    # Raw, because normalized scores have no slope; group means, because the responses of a group are not independent.
     scores = experience.raw_scores.view(-1, spec.ppo.group_size).mean(-1)
     if spec.overlap.inter_step == "defer":
         error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        _decided(engine, "overcommit", adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))
-    _decided(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
+        _write_choice(
+            engine, "overcommit", adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error)
+        )
+    _write_choice(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
     if spec.ppo.kl.controller == "adaptive":
         per_token = float(experience.kl[experience.mask].mean())
         progress.kl_coefficient = adapted_kl_coefficient(
@@ -185,14 +184,10 @@ def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> 
         )
 
 
-def _decided(engine: Engine, controller: str, decision: Decision | None) -> None:
-    """A kept value is told once a window at most: only changes and conclusions are worth a row."""
+def _write_choice(engine: Engine, controller: str, decision: Decision | None) -> None:
+    """Write a controller's decision; unchanged values only for the chunk size, whose trial ends with one."""
     if decision is not None and (decision.new != decision.old or controller == "chunk"):
         engine.journal.write(
-            "decision",
-            step=engine.progress.step,
-            controller=controller,
-            old=decision.old,
-            new=decision.new,
+            "decision", step=engine.progress.step, controller=controller, old=decision.old, new=decision.new,
             reason=decision.reason,
-        )
+        )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Evaluation on held-out prompts."""
+"""Evaluation on held-out prompts, which `rollout/held_out.py` decodes."""

@@ -1,4 +1,4 @@
-"""When evaluations run, and what follows from them: scores, metrics, samples, and the run's score."""
+"""Runs evaluations on schedule and records their scores, metrics and samples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BEFORE, AFTER = "eval/start", "eval"
 def evaluate_when_due(engine: Engine, should_stop: Callable[[], bool]) -> None:
     """Evaluate the present weights every `evaluation.every_steps` steps and at the end of the run, once each.
 
-    The metrics are held in `engine.run_score` for the next `step` event. A stop leaves the evaluation `unfinished`.
+    The metrics wait in `engine.run_score` for the next `step` event. A stop leaves the evaluation `unfinished`.
 
     Raises:
         NonFiniteError: a score is NaN or infinite, and `ppo.on_nonfinite` is raise.
     """
-    asked, version = engine.spec.evaluation, engine.progress.step
-    if asked is not None and (version % asked.every_steps == 0 or version == engine.spec.steps):
+    evaluation, version = engine.spec.evaluation, engine.progress.step
+    if evaluation is not None and (version % evaluation.every_steps == 0 or version == engine.spec.steps):
         _evaluate_once(engine, should_stop)
 
 
@@ -95,7 +95,7 @@ def _record_score(engine: Engine, scores: NDArray[np.float64]) -> None:
     if not len(faults):
         return
     run_score.evaluation = None
-    reason = f"the evaluation after step {version}: the score of held-out answer {faults[0]} is not finite; look at the reward"
+    reason = f"the evaluation after step {version}: the score of held-out answer {faults[0]} is not finite; check the reward"
     if engine.spec.ppo.on_nonfinite == "raise":
         raise NonFiniteError(reason)
     engine.journal.write("decision", step=version, controller="nonfinite", old=version, new=version, reason=reason)
@@ -122,8 +122,8 @@ def evaluate(
         ]
     )
     with engine.trace.wait("eval"):
-        judged = engine.scorers.wait_evaluate()
-    answers, raw = _of_all_ranks(engine, answers, [judged[HELD_OUT_OFFSET + s.sequence_id] for s in answers])
+        scores = engine.scorers.wait_evaluate()
+    answers, raw = _of_all_ranks(engine, answers, [scores[HELD_OUT_OFFSET + s.sequence_id] for s in answers])
     plain = engine.spec.ppo.model_copy(update={"normalize_scores": "off"})
     shaped = shaped_scores(raw, answers, plain, engine.moments)
     return answers, torch.where(raw.isfinite(), shaped, math.nan).numpy()
@@ -132,18 +132,18 @@ def evaluate(
 def _of_all_ranks(engine: Engine, answers: list[Sequence], scores: list[float]) -> tuple[list[Sequence], Tensor]:
     """The responses of all ranks in prompt order, and their raw scores [N] float64."""
     if engine.ranks.world > 1:
-        own = [(answer.sequence_id, score, saved_fields(answer)) for answer, score in zip(answers, scores, strict=True)]
+        rows = [(answer.sequence_id, score, saved_fields(answer)) for answer, score in zip(answers, scores, strict=True)]
         with engine.trace.wait("tail"):
-            told = engine.ranks.all_gather(json.dumps(own).encode())
+            payloads = engine.ranks.all_gather(json.dumps(rows).encode())
         assert engine.evaluator is not None
         prompts = engine.evaluator.prompts
-        rows: list[Any] = sorted((row for text in told for row in json.loads(text)), key=lambda row: int(row[0]))
-        answers, scores = [Sequence(n, n, prompts[n], **row) for n, _, row in rows], [score for _, score, _ in rows]
+        merged: list[Any] = sorted((row for text in payloads for row in json.loads(text)), key=lambda row: int(row[0]))
+        answers, scores = [Sequence(n, n, prompts[n], **row) for n, _, row in merged], [score for _, score, _ in merged]
     return answers, torch.tensor(scores, dtype=torch.float64)
 
 
 def evaluation_metrics(name: str, answers: list[Sequence], scores: NDArray[np.float64], spec: RunSpec) -> dict[str, float]:
-    """`name`/score/… and `name`/response_length/…"""
+    """Metrics `name`/score/… and `name`/response_length/…"""
     lengths = np.asarray([s.length for s in answers], dtype=np.float64)
     error = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
     metrics = spread(f"{name}/score", scores) | {f"{name}/score/standard_error": error}

@@ -1,7 +1,7 @@
-"""Evaluation: held-out prompts, answered and scored every n steps, beside training and without touching it.
+"""Decodes held-out prompts for evaluation, without side effects on training.
 
-The answers have a decoder and random numbers of their own (`Use.EVALUATION`), the same in each evaluation, so that two
-evaluations differ by the weights alone. The reward reads them whole and forgets them; controllers do not see them.
+Uses a separate decoder and random stream (`Use.EVALUATION`), equal in each evaluation, so that two evaluations differ by the
+weights only.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import TextCodec
 
-# The scorers know held-out answers by numbers that no training answer will have.
+# Added to the ids of held-out responses in the scorers, so that they differ from those of training responses.
 HELD_OUT_OFFSET = 1 << 48
-KEPT_FIELDS = ("response", "behaviour_logprobs", "token_versions", "finished", "ended_by_eos", "stopped")
+SAVED_FIELDS = ("response", "behaviour_logprobs", "token_versions", "finished", "ended_by_eos", "stopped")
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Default `should_stop`."""
     return False
 
 
 @dataclass(slots=True)
-class Answering:
-    """Answers in the making, and the decoder that writes some of them."""
+class Unfinished:
+    """An unfinished evaluation: its responses, and the decoder of some of them."""
 
     answers: list[Sequence]
     decoder: Decoder
@@ -48,51 +48,51 @@ class Answering:
 
 @dataclass(slots=True)
 class Evaluator:
-    """The held-out prompts, and how to make a decoder that answers `rows` of them at a time.
+    """The held-out prompts, and a factory of decoders for `rows` of them at a time.
 
-    Of `world` ranks each answers every `world`-th prompt: this is `rank`'s.
+    Rank `rank` decodes the prompts `rank`, `rank` + `world`, ….
     """
 
     prompts: list[NDArray[np.int64]]
     rows: int
     decoder: Callable[[], Decoder]
-    under_way: Answering | None = None
+    unfinished: Unfinished | None = None
     rank: int = 0
     world: int = 1
 
     def answers(self, version: int, chunk: int, should_stop: Callable[[], bool] = never) -> list[Sequence] | None:
-        """An answer to every prompt of this rank's, numbered as the prompts are, under the weights of `version`.
+        """A response to each prompt of this rank with the weights of `version`; its id is the prompt's index.
 
-        None when `should_stop` was true after a chunk of so many rounds; the next call goes on where this one ended.
+        Returns None if `should_stop` was true after a chunk of `chunk` tokens; the next call continues.
         """
-        now = self.under_way = self.under_way or Answering(self._blank(), self.decoder())
-        while not self._chunk(now, chunk, version):
+        state = self.unfinished = self.unfinished or Unfinished(self._blank(), self.decoder())
+        while not self._decode_chunk(state, chunk, version):
             if should_stop():
                 return None
-        self.under_way = None
-        return now.answers
+        self.unfinished = None
+        return state.answers
 
-    def _chunk(self, now: Answering, rounds: int, version: int) -> bool:
-        """Decode so many rounds at most; returns whether all is answered."""
-        if not now.decoder.live and (due := [answer for answer in now.answers if not answer.finished]):
-            now.decoder.begin(due[: self.rows], version)
-        while rounds and now.decoder.live:
-            now.decoder.round(version)
+    def _decode_chunk(self, state: Unfinished, rounds: int, version: int) -> bool:
+        """Decode at most `rounds` tokens per response; returns whether all are finished."""
+        if not state.decoder.live and (due := [answer for answer in state.answers if not answer.finished]):
+            state.decoder.begin(due[: self.rows], version)
+        while rounds and state.decoder.live:
+            state.decoder.round(version)
             rounds -= 1
-        return all(answer.finished for answer in now.answers)
+        return all(answer.finished for answer in state.answers)
 
     def _blank(self) -> list[Sequence]:
         numbers = range(self.rank, len(self.prompts), self.world)
         return [Sequence(number, number, self.prompts[number]) for number in numbers]
 
     def saved(self) -> list[dict[str, Any]] | None:
-        """The answers in the making, as plain data; None where no evaluation is under way."""
-        return [saved_fields(answer) for answer in self.under_way.answers] if self.under_way is not None else None
+        """The unfinished responses as plain data; None without an unfinished evaluation."""
+        return [saved_fields(answer) for answer in self.unfinished.answers] if self.unfinished is not None else None
 
     def resume(self, saved: list[dict[str, Any]]) -> None:
-        """Take back what `saved` gave; `answers` goes on with these, read anew."""
+        """Restore what `saved` returned; `answers` prefills and continues these responses."""
         answers = [replace(blank, **row) for blank, row in zip(self._blank(), saved, strict=True)]
-        self.under_way = Answering(answers, self.decoder())
+        self.unfinished = Unfinished(answers, self.decoder())
 
 
 def build_evaluator(
@@ -121,4 +121,4 @@ def build_evaluator(
 
 def saved_fields(answer: Sequence) -> dict[str, Any]:
     """The fields of a response that its score and its samples depend on."""
-    return {name: getattr(answer, name) for name in KEPT_FIELDS}
+    return {name: getattr(answer, name) for name in SAVED_FIELDS}

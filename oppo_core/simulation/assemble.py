@@ -14,7 +14,7 @@ from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.engine import step_report
-from oppo_core.engine.layout import Layout, scorers_of
+from oppo_core.engine.layout import Layout, scorer_roles
 from oppo_core.engine.state import Engine, Progress
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.build import build_pool
@@ -85,7 +85,7 @@ class VirtualLayout(Layout):
 def virtual_layout(spec: RunSpec, devices: Devices, machine: Machine) -> VirtualLayout:
     """Devices of each role."""
     places: list[tuple[str, Role]] = []
-    for role in (role for role in READING_ROLES if role in scorers_of(spec)):
+    for role in (role for role in READING_ROLES if role in scorer_roles(spec)):
         process = machine.process_of(role)
         places += [(device, role) for device in (machine.own if process is None else process.devices)]
     scorers = tuple(dict.fromkeys(device for device, _ in places))

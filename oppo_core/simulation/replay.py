@@ -29,7 +29,7 @@ SCORERS = "scorers"
 def devices_like(recording: Recording) -> Devices:
     """The devices of a recorded run, with every cost one second.
 
-    Of n devices that every role used, n − n ÷ 2 are the actor's with streaming, as in `oppo_core.engine.layout.lay_out`.
+    Of n devices that every role used, n − n ÷ 2 are the actor's with streaming, as in `oppo_core.engine.layout.build_layout`.
     """
     actor, scorers = recording.devices_of("actor"), recording.devices_of("critic")
     everything = recording.started.devices

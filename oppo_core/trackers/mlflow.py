@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from oppo_core.trackers.config import TrackerConfig, commit, flat
 from oppo_core.trackers.cursor import Cursor
-from oppo_core.trackers.names import LONGEST, NARROW, WIDE, allowed_name
+from oppo_core.trackers.metric_names import LONGEST, NARROW, WIDE, allowed_name
 from oppo_core.trackers.protocol import RefusedError, Samples, Say, Step
 
 # It waits less and tries again less often than it likes to, because we do that; it stays with the server that was allowed, and

@@ -38,18 +38,20 @@ def check(file: Path, deep: bool, roots: tuple[Path, ...]) -> None:
 def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
     """Print what the run would take here, and refuse with every complaint when it could not take its first step."""
     from oppo_contract.machine import mib
-    from oppo_core.engine.preflight import preflight, said
+    from oppo_core.engine.preflight import error_text, preflight
 
     findings = preflight(checked, roots, Path())
-    for holding in findings.holdings:
-        for item in holding.memory:
+    for device in findings.memory:
+        for item in device.items:
             click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
-        total = "total memory" + (f", {holding.device}" if len(findings.holdings) > 1 else "")
-        click.echo(f"{total:32} {mib(holding.needed):>14}  of {mib(holding.available)} free")
-    if findings.holdings:
+        total = "total memory" + (f", {device.device}" if len(findings.memory) > 1 else "")
+        click.echo(f"{total:32} {mib(device.needed):>14}  of {mib(device.available)} free")
+    if findings.memory:
         click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
     if findings.errors:
-        raise Refusal("This run could not train its first step here:\n" + "\n".join(f"- {said(e)}" for e in findings.errors))
+        raise Refusal(
+            "This run could not train its first step here:\n" + "\n".join(f"- {error_text(e)}" for e in findings.errors)
+        )
 
 
 @spec.command()

@@ -22,7 +22,7 @@ from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
-from oppo_core.engine.layout import device_of
+from oppo_core.engine.layout import select_device
 from oppo_core.engine.state import Engine
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
@@ -41,7 +41,7 @@ def main(world: Path, rank: int) -> None:
         nodes = spec.resources.nodes
         if rank < nodes:
             rendezvous = Rendezvous("127.0.0.1", case["port"], rank, nodes, rank == 0, 60.0)
-            run(world, case, spec, SINGLE if nodes == 1 else join(rendezvous, "engine", device_of(spec)))
+            run(world, case, spec, SINGLE if nodes == 1 else join(rendezvous, "engine", select_device(spec)))
 
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:

@@ -152,7 +152,7 @@ INLINE = Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
 def streaming_inline() -> Iterator[None]:
     """Within it, engines stream to scorers in their own process: the same calls in the same order, without the pipe."""
     with (
-        mock.patch.object(engine_module, "lay_out", return_value=INLINE),
+        mock.patch.object(engine_module, "build_layout", return_value=INLINE),
         mock.patch.object(engine_module, "ProcessScorers", lambda build, devices, threads, trace, silence: build(trace)),
     ):
         yield

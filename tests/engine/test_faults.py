@@ -73,11 +73,11 @@ def test_whoever_started_it_is_gone_so_the_engine_and_its_scorers_end(streaming:
 
 ENGINE_OF_OTHERS = """
 import subprocess, sys, threading
-from oppo_core.cli import _end_with_lifeline
+from oppo_core.cli import _exit_with_parent
 looks_after_nobody = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
 tracker = subprocess.Popen(["sh", "-c", "cat; echo sent > $1", "oppo_core.trackers", sys.argv[1]], stdin=subprocess.PIPE)
 print(looks_after_nobody.pid, tracker.pid, flush=True)
-_end_with_lifeline()
+_exit_with_parent()
 threading.Event().wait()
 """
 

@@ -73,10 +73,10 @@ class Race:
 @contextmanager
 def all_on_one_device() -> Iterator[None]:
     """Within the block a CPU uses the GPU's layout: one process and device, device-resident decoder, scorers in a thread."""
-    lay_out, remote, build_decoder = engines.lay_out, engines.ProcessScorers, engines.build_decoder
+    build_layout, remote, build_decoder = engines.build_layout, engines.ProcessScorers, engines.build_decoder
 
     def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
-        laid_out: Layout = lay_out(spec, torch.device("cuda", 0), threads, hidden, lambda _: "cpu:0")
+        laid_out: Layout = build_layout(spec, torch.device("cuda", 0), threads, hidden, lambda _: "cpu:0")
         return laid_out
 
     def in_this_process(build: Any, devices: Any, threads: int, trace: Recorder, silence: float) -> ThreadedScorers:
@@ -86,11 +86,11 @@ def all_on_one_device() -> Iterator[None]:
         kind = DeviceDecoder if settings.filters is None else Decoder
         return kind(actor, settings, slots, stops)
 
-    engines.lay_out, engines.ProcessScorers, engines.build_decoder = as_on_a_gpu, in_this_process, on_the_device
+    engines.build_layout, engines.ProcessScorers, engines.build_decoder = as_on_a_gpu, in_this_process, on_the_device
     try:
         yield
     finally:
-        engines.lay_out, engines.ProcessScorers, engines.build_decoder = lay_out, remote, build_decoder
+        engines.build_layout, engines.ProcessScorers, engines.build_decoder = build_layout, remote, build_decoder
 
 
 class Variant:

@@ -17,7 +17,7 @@ import torch
 from oppo_core.checkpointing.export import export_actor
 from oppo_core.checkpointing.save_restore import CheckpointError
 from oppo_core.engine import preflight as looked
-from oppo_core.engine.preflight import PreflightError, preflight, refuse_impossible, said
+from oppo_core.engine.preflight import PreflightError, error_text, preflight, require_preflight
 from oppo_core.rollout.build import decode_slots
 from oppo_core.training.optimizer import tensor_bytes
 from oppo_estimate.memory import Role, checkpoint_bytes, memory_items
@@ -33,14 +33,16 @@ def bare(tree: Any) -> Any:
 
 
 def complaints(world: Any, *changes: Any) -> list[str]:
-    return [said(error) for error in preflight(looked.RunSpec.model_validate(bare(world.tree(*changes))), [world.folder]).errors]
+    return [
+        error_text(error) for error in preflight(looked.RunSpec.model_validate(bare(world.tree(*changes))), [world.folder]).errors
+    ]
 
 
 def test_what_trains_has_nothing_to_complain_about(world: Any, tmp_path: Path) -> None:
     findings = preflight(world.spec({"evaluation": {"prompts": "echo.jsonl"}}), [world.folder], tmp_path)
     assert findings.errors == []
-    (holding,) = findings.holdings
-    assert 0 < holding.needed < holding.available
+    (device,) = findings.memory
+    assert 0 < device.needed < device.available
 
 
 def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: 
     ):  # fmt: skip
         assert words in told
     with pytest.raises(PreflightError, match=r"\(1\) .*\(5\) "):
-        refuse_impossible(world.spec(wrong), [world.folder], tmp_path)
+        require_preflight(world.spec(wrong), [world.folder], tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
@@ -95,8 +97,8 @@ def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_pa
 
 def test_several_devices_of_a_node_are_gpus_and_none_is_here(world: Any, tmp_path: Path) -> None:
     (told,) = complaints(world, {"resources": {"devices": 2}})
-    assert told.startswith("LayoutError: resources.devices gives each node 2 devices, but torch sees no GPU here")
-    assert "resources.processes shares out" in told
+    assert told.startswith("LayoutError: resources.devices gives each node 2 devices, but torch sees no GPUs here")
+    assert "resources.processes splits its cores" in told
     status, events = world.main(world.tree({"resources": {"devices": 2}}), tmp_path)
     assert (status, [event.kind for event in events]) == (1, ["finished"])
     assert "resources.devices gives each node 2" in events[0].reason
@@ -114,7 +116,7 @@ def test_too_little_memory_is_told_with_the_largest_parts_and_the_remedy(world: 
         findings = preflight(world.spec(), [world.folder])
         (shared,) = preflight(world.spec({"resources": {"kind": "cpu", "processes": 2}}), [world.folder]).errors
     (error,) = findings.errors
-    for words in ("the run takes", "are free; most of it:", findings.holdings[0].memory[0].name, "lower ppo.micro_batch_tokens"):
+    for words in ("the run takes", "are free; most of it:", findings.memory[0].items[0].name, "lower ppo.micro_batch_tokens"):
         assert words in str(error)
     assert str(shared).startswith("each of the 2 processes on this machine takes about ")
 
@@ -136,7 +138,7 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path, intra: st
     assert shape is not None
     assert shape.weights == sum(p.numel() for p in network.parameters())
     findings = preflight(spec, [world.folder])
-    by_name = {item.name: item.size for item in findings.holdings[0].memory}
+    by_name = {item.name: item.size for item in findings.memory[0].items}
     stores = [*engine.decoder.cache.keys, *engine.decoder.cache.values]
     streams = [engine.scorers.reference, engine.scorers.critic, *engine.scorers.reward.streams.values()]
     kept = [stream for stream in streams if sum(t.numel() for t in vars(stream)["_cache"].keys)]
@@ -155,7 +157,7 @@ def test_average_and_texts_are_counted(world: Any, tmp_path: Path, dtype: str) -
     spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}, "ppo": ppo, "resources": {"dtype": dtype}})
     engine = world.run(spec, tmp_path).engine
     findings = preflight(spec, [world.folder])
-    by_name = {item.name: item.size for item in findings.holdings[0].memory}
+    by_name = {item.name: item.size for item in findings.memory[0].items}
     actor = engine.actor
     assert by_name["actor: moving average"] == tensor_bytes(actor.average.state().values())
     assert by_name["texts that are mixed in"] == sum(ids.nbytes for ids in actor.mix.texts)

@@ -13,7 +13,7 @@ import torch
 
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.build import build_scorers
-from oppo_core.engine.layout import device_of, lay_out, scoring_device
+from oppo_core.engine.layout import build_layout, scoring_device, select_device
 from oppo_core.engine.preflight import Findings, preflight
 from oppo_core.engine.state import Engine, Progress
 from oppo_core.scoring.scorers import SequenceDelta
@@ -31,7 +31,7 @@ def test_ranks_train_on_the_first_gpus_and_score_behind_them(world: Any) -> None
     spec = world.spec(FOUR)
     actors = [torch.device("cuda", number) for number in (0, 1)]
     assert [str(scoring_device(spec, actor)) for actor in actors] == ["cuda:2", "cuda:3"]
-    layout = lay_out(spec, actors[1], 4, 16, lambda name: f"node1/{name}")
+    layout = build_layout(spec, actors[1], 4, 16, lambda name: f"node1/{name}")
     assert layout.apart
     assert layout.remote
     assert layout.lanes() == [
@@ -43,16 +43,16 @@ def test_ranks_train_on_the_first_gpus_and_score_behind_them(world: Any) -> None
 def test_without_one_all_roles_share_a_device(world: Any) -> None:
     spec, actor = world.spec(), torch.device("cuda", 1)
     assert scoring_device(spec, actor) == actor
-    layout = lay_out(spec, actor, 4, 16)
+    layout = build_layout(spec, actor, 4, 16)
     assert (layout.devices, layout.apart) == (["cuda:1"], False)
     assert scoring_device(world.spec(FOUR), torch.device("cpu")) == torch.device("cpu")
 
 
 def test_the_gpus_must_be_there(world: Any) -> None:
     with mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0):
-        assert device_of(world.spec(TWO)) == torch.device("cuda", 0)
+        assert select_device(world.spec(TWO)) == torch.device("cuda", 0)
         with pytest.raises(looked.LayoutError, match="gives each node 4 devices, but torch sees 2 GPUs"):
-            device_of(world.spec(FOUR))
+            select_device(world.spec(FOUR))
 
 
 def test_everything_that_reads_and_learns_there_is_there(world: Any) -> None:
@@ -92,7 +92,7 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
 def told_of_two(world: Any, free: dict[int, int], *changes: Any) -> Findings:
     """What preflight would find where two GPUs have so many bytes free."""
     with (
-        mock.patch.object(looked, "device_of", return_value=torch.device("cuda", 0)),
+        mock.patch.object(looked, "select_device", return_value=torch.device("cuda", 0)),
         mock.patch.object(torch.cuda, "mem_get_info", lambda device: (free[device.index], GPU)),
     ):
         return preflight(world.spec(TWO, *changes), [world.folder])
@@ -101,7 +101,7 @@ def told_of_two(world: Any, free: dict[int, int], *changes: Any) -> Findings:
 def test_memory_is_planned_for_each_gpu(world: Any, tmp_path: Path) -> None:
     findings = told_of_two(world, {0: GPU, 1: GPU}, ADAPTED)
     assert findings.errors == []
-    actor, scorers = ({item.name for item in holding.memory} for holding in findings.holdings)
+    actor, scorers = ({item.name for item in device.items} for device in findings.memory)
     assert actor & scorers == {"the GPU's libraries"}
     assert {"actor: weights", "actor: keys and values", "actor: sampling"} <= actor
     assert {"critic: optimizer", "reward 1: keys and values", "reference: weights"} <= scorers

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
-from oppo_core.engine.layout import lay_out
+from oppo_core.engine.layout import build_layout
 from oppo_core.models.microbatching import mini_batch_rows
 from oppo_core.ppo.group_advantages import group_advantages, grpo, rloo
 from tests.engine.ppo.oracle import against_the_group
@@ -91,7 +91,7 @@ def test_members_answer_one_prompt_each_with_its_own_randomness(world: Any, tmp_
         assert torch.equal(step.experience.advantages, step.experience.raw_advantages), "group advantages are not whitened"
         assert (inter == "defer") or not step.experience.stale.any()
     assert different > 5 * 12 * 0.9, "the members of a group are equal"
-    layout = lay_out(spec, torch.device("cpu"), 2, 16)
+    layout = build_layout(spec, torch.device("cpu"), 2, 16)
     assert {role for _, role in layout.lanes()} == {"actor", "reward", "reference"}
 
 

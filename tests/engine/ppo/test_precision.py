@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.engine.layout import LayoutError, device_of
+from oppo_core.engine.layout import LayoutError, select_device
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
@@ -96,12 +96,12 @@ def test_on_a_gpu_deepspeed_does_not_stream(world: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     sharded = {"training": {"backend": "deepspeed"}, "resources": {"dtype": "float32"}}
     with pytest.raises(LayoutError, match=r"deepspeed on a GPU.* set overlap\.intra_step to off"):
-        device_of(world.spec(sharded, {"overlap": {"intra_step": "per_chunk"}}))
-    assert device_of(world.spec(sharded, {"overlap": {"intra_step": "off"}})).type == "cuda"
+        select_device(world.spec(sharded, {"overlap": {"intra_step": "per_chunk"}}))
+    assert select_device(world.spec(sharded, {"overlap": {"intra_step": "off"}})).type == "cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_reported(world: Any) -> None:
     with pytest.raises(LayoutError, match="no GPU"):
-        device_of(world.spec({"resources": {"kind": "cuda"}}))
-    assert device_of(world.spec({"resources": {"kind": "any"}})).type == "cpu"
+        select_device(world.spec({"resources": {"kind": "cuda"}}))
+    assert select_device(world.spec({"resources": {"kind": "any"}})).type == "cpu"

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from oppo_core.reporting.event_log import Journal
-from oppo_core.trackers import allowed, manager
-from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
+from oppo_core.trackers import manager, validate
 from oppo_core.trackers.config import TrackerConfig
 from oppo_core.trackers.manager import TrackerProcess
-from oppo_core.trackers.names import NARROW, allowed_name
+from oppo_core.trackers.metric_names import NARROW, allowed_name
+from oppo_core.trackers.validate import HOSTS_VARIABLE, tracker_errors
 from tests.engine.conftest import merged
 from tests.engine.trackers.test_tracker_parts import ODD_NAMES
 from tests.engine.trackers.tracker_readers import (
@@ -388,13 +388,13 @@ def test_a_server_that_comes_back_gets_everything(
 
 
 def test_what_is_missing_is_said_before_anything_is_loaded(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowed, "MODULES", {"tensorboard": "no_such_tensorboard", "mlflow": "json", "wandb": "json"})
+    monkeypatch.setattr(validate, "MODULES", {"tensorboard": "no_such_tensorboard", "mlflow": "json", "wandb": "json"})
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     three = {
         "tensorboard": {}, "mlflow": {"uri": "http://tracker.example:5000/x"}, "wandb": {"mode": "online"},
     }  # fmt: skip
     spec = world.spec(told(three))
-    said = list(complaints_about_trackers(spec, {HOSTS_VARIABLE: "tracker.example"}))
+    said = list(tracker_errors(spec, {HOSTS_VARIABLE: "tracker.example"}))
     assert [line.split(" ")[0] for line in said] == [
         "logging.trackers.tensorboard", "logging.trackers.mlflow.uri", "logging.trackers.wandb", "logging.trackers.wandb",
     ]  # fmt: skip
@@ -403,8 +403,8 @@ def test_what_is_missing_is_said_before_anything_is_loaded(world: Any, tmp_path:
     assert f"{HOSTS_VARIABLE}=api.wandb.ai:443" in said[2]
     assert "secrets: {WANDB_API_KEY: secret:NAME}" in said[3]
     everything = {HOSTS_VARIABLE: "tracker.example:5000 api.wandb.ai", "WANDB_API_KEY": "x"}
-    assert len(list(complaints_about_trackers(spec, everything))) == 1
-    assert list(complaints_about_trackers(spec, {"RANK": "1"})) == []
+    assert len(list(tracker_errors(spec, everything))) == 1
+    assert list(tracker_errors(spec, {"RANK": "1"})) == []
     status, events = world.main(world.tree(told({"tensorboard": {}})), tmp_path)
     assert (status, events[-1].outcome) == (1, "failed")
     assert events[-1].reason.startswith("PreflightError: logging.trackers.tensorboard needs the package no_such_tensorboard")

@@ -16,7 +16,7 @@ from oppo_core.trackers.config import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_U
 HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
 
 
-def complaints_about_trackers(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def tracker_errors(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Sentences with what to do. Whether a server answers is not asked: a run does not depend on it."""
     if environment.get("RANK", "0") != "0":  # the first rank alone speaks to them
         return
