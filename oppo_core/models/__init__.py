@@ -1,1 +1,1 @@
-"""The four roles' networks behind one interface: our own small transformer, and any Hugging Face decoder."""
+"""Networks of the four roles behind one interface: our own small transformer, and any Hugging Face decoder."""

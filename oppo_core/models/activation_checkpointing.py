@@ -1,7 +1,7 @@
-"""Less memory for the update: what a forward pass does not keep, the backward pass computes again.
+"""Activation checkpointing: values that a forward pass does not save are recomputed in the backward pass.
 
-A pass keeps what its gradients will need: of every block some ten tensors as wide as the residual stream, and of the head the
-logits over the whole vocabulary. Passes without gradients, decoding and scoring, keep nothing and are left alone.
+A pass saves per block some ten tensors of the residual stream's width, and of the head the logits over the whole vocabulary.
+Passes without gradients (decoding, scoring) save nothing and are not changed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_estimate.memory import HEAD_SLICE
 
 Recompute = Literal["off", "head", "selective", "full"]
-# What `selective` keeps: matrix products, which cost most, and attention, which costs most over long rows. Batched products
-# are not among them: where attention is made of these, they are as large as its rows are long, squared.
+# `selective` saves matrix products, which cost most, and attention, which costs most over long rows; but no batched products: if
+# attention consists of these, they are quadratic in the row length.
 KEPT = frozenset(
     {"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
      "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention", "torch_attn::_varlen_attn"}
@@ -30,7 +30,7 @@ KEPT = frozenset(
 
 
 def prepare(network: Network, training: Training) -> None:
-    """Make a network ready for the passes of an update as `training` has them.
+    """Configure a network for the passes of an update as `training` says.
 
     Raises:
         ModelFolderError: it cannot be packed, or its blocks cannot be recomputed.
@@ -41,7 +41,7 @@ def prepare(network: Network, training: Training) -> None:
 
 
 def recompute_blocks(network: Network, how: Recompute) -> None:
-    """From now on passes with gradients keep of each block what `how` says; `off` and `head`: everything.
+    """Recompute blocks in passes with gradients as `how` says; `off` and `head`: no block is recomputed.
 
     Raises:
         ModelFolderError: the network's blocks cannot be found.
@@ -51,7 +51,7 @@ def recompute_blocks(network: Network, how: Recompute) -> None:
         return
     run = _selectively if how == "selective" else _again
     for block in blocks_of(network):
-        # On the object, so that the class and other networks of it are left alone.
+        # On the instance: the class and other networks of it do not change.
         block.__dict__["forward"] = partial(_passed, run, block.forward)
 
 
@@ -67,7 +67,7 @@ def blocks_of(network: Network) -> list[nn.Module]:
     """The transformer's layers, in order.
 
     Raises:
-        ModelFolderError: no list of modules is as long as there are layers.
+        ModelFolderError: no list of modules has as many entries as there are layers.
     """
     if isinstance(network, TinyTransformer):
         return list(network.blocks)
@@ -82,10 +82,11 @@ def blocks_of(network: Network) -> list[nn.Module]:
 
 
 def in_slices(compute: Callable[..., tuple[Tensor, ...]], states_MH: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """`compute(states, *rows)`, which gives tensors [M], a slice of `HEAD_SLICE` states after the other.
+    """`compute(states, *rows)`, which returns tensors [M], in slices of `HEAD_SLICE` states.
 
-    `rows`: what else has an entry a state, cut likewise; an empty one is handed on empty. With gradients only `states_MH` is
-    kept, and what a slice has made is made again when its gradient is due.
+    `rows`: other inputs with an entry per state, sliced alike; empty ones are passed unchanged. With gradients only
+    `states_MH` is
+    saved, and a slice is recomputed when its gradient is needed.
     """
     parts, first = [], 0
     for states in torch.split(states_MH, HEAD_SLICE):
@@ -100,7 +101,7 @@ def _passed(run: Callable[..., Any], forward: Callable[..., Any], *given: Any, *
 
 
 def _again(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Nothing is kept but what it was given. No random number is drawn in it: dropout is off."""
+    """Saves only its inputs. Nothing random: dropout is off."""
     return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False, **named)
 
 

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on any of our networks: W·x becomes W·x + (alpha ÷ rank)·B·A·x, and W stays.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on any of our networks: W·x becomes W·x + (alpha ÷ rank)·B·A·x with a frozen W.
 
-`peft` puts them beside the linear layers. B starts at zero, so that an adapted network begins as the plain one. A checkpoint
-holds the adapters and the scalar head; the frozen weights come from their source again, and a digest makes sure that they
-are the same. The live weights are never merged: W + B·A rounds, and taking B·A off again would not give W back.
+`peft` adds them beside the linear layers. B starts at zero, so an adapted network starts as the plain one. A checkpoint holds the
+adapters and the scalar head; the frozen weights are loaded from their source, and a digest checks that they are the same. Live
+weights are never merged: W + B·A rounds, and subtracting B·A would not restore W.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ADAPTER = "default"  # peft's name for the first one
 
 
 def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
-    """Put adapters beside the layers that `lora` names, and freeze everything else but a scalar head.
+    """Add adapters to the layers that `lora` names, and freeze everything else but a scalar head.
 
-    The first factor A is drawn from `seed` in the order of the layers, the second, B, is zero.
+    The first factor A is drawn from `seed` in the order of the layers; the second, B, is zero.
 
     Raises:
         ModelFolderError: a target is no linear layer of a block.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # seconds to import, and few runs need it
+    from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import, and few runs need it
     from transformers.pytorch_utils import Conv1D
 
     body = _body(network)
@@ -58,7 +58,7 @@ def is_adapted(network: object) -> bool:
 
 
 def linear_layers(body: nn.Module) -> list[str]:
-    """Names of the linear layers in a model's blocks; embeddings and heads stand outside of these."""
+    """Names of the linear layers in a model's blocks, without embeddings and heads."""
     from transformers.pytorch_utils import Conv1D
 
     return [
@@ -69,7 +69,7 @@ def linear_layers(body: nn.Module) -> list[str]:
 
 
 def trained_weights(network: Network) -> dict[str, Tensor]:
-    """What a checkpoint must hold of a network: all weights; of an adapted one what trains, and the digest of the rest."""
+    """Weights for a checkpoint: all; of an adapted network the trained ones and the digest of the others."""
     if not is_adapted(network):
         return dict(network.state_dict())
     assert isinstance(network, nn.Module)
@@ -79,10 +79,10 @@ def trained_weights(network: Network) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
-    """Take back what `trained_weights` gave.
+    """Restore the result of `trained_weights`.
 
     Raises:
-        ModelFolderError: the frozen weights are not those beside which the adapters were trained.
+        ModelFolderError: the frozen weights differ from those with which the adapters were trained.
     """
     if not is_adapted(network):
         network.load_state_dict(weights)
@@ -96,10 +96,11 @@ def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
 
 
 def merged_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Weights by the names of the plain model, adapters added in. The network itself is left alone.
+    """Weights by the names of the plain model, adapters merged. The network itself does not change.
 
-    What is made anew lies in main memory: beside the network a device need not have room for a second one. The rest is the
-    network's own, so that weights which are tied can be known by where they lie.
+    Merged weights are in main memory, since a device may have no room for a second network. All others are the network's
+    own, so
+    that tied weights share their storage.
     """
     own = plain_layout(network)
     return {
@@ -109,7 +110,7 @@ def merged_weights(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def plain_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The same one after the other: of an adapted network a weight is made when it is asked for."""
+    """Iterates over the same; a merged weight is computed when it is yielded."""
     body = _body(network)
     for name, weight in body.state_dict().items():
         if name.endswith(".base_layer.weight"):
@@ -120,7 +121,7 @@ def plain_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def plain_layout(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors of the names, shapes and kinds that `plain_weights` gives, in its order, without what adapters add."""
+    """Tensors with names, shapes and dtypes of `plain_weights`, in its order, without the merged values."""
     return {_plain_name(name): weight for name, weight in _body(network).state_dict().items() if ".lora_" not in name}
 
 
@@ -129,7 +130,7 @@ def _plain_name(name: str) -> str:
 
 
 def _body(network: nn.Module) -> nn.Module:
-    """The module whose weights a folder holds: ours itself, or the transformers model inside of a `HuggingNetwork`."""
+    """The module whose weights a folder has: our own, or the transformers model in a `HuggingNetwork`."""
     return network if isinstance(network, TinyTransformer) else network.get_submodule("model")
 
 
@@ -148,7 +149,7 @@ def _chosen(layers: list[str], targets: Iterable[str] | None) -> list[str]:
 
 @torch.no_grad()
 def _draw(network: nn.Module, seed: int) -> None:
-    """Fresh adapters: A as a linear layer's own start, B zero."""
+    """Fresh adapters: A initialised like a linear layer, B zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in network.named_parameters():
         if ".lora_A." in name:
@@ -161,7 +162,7 @@ def _draw(network: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def _digest(network: nn.Module) -> Tensor:
-    """Digest [32] of the frozen weights, by their sums: any other model has others."""
+    """Digest [32] of the frozen weights, by their sums."""
     sums = hashlib.sha256()
     for name, weight in network.named_parameters():
         if not weight.requires_grad:

@@ -1,9 +1,9 @@
-"""The attention functions that transformers models run on: torch's fused one, and one with capped logits, as Gemma 2 has it.
+"""Attention functions for transformers models: torch's fused one, and one with capped logits for Gemma 2.
 
-Both are registered with transformers, which hands on to them what the backbone is called with. With a `window` they look at
-what the slot cache has stored, band by band, or in a packed row at the keys of the same sequence; without one at the keys of the
-pass. torch's fused attention has no cap, and transformers' plain one rounds the weights to float32, whatever the model's type;
-ours keeps the precision of the model's weights (float32 at least).
+Both are registered with transformers, which passes the backbone's arguments on. With a `window` they attend to the slot cache,
+band
+by band, or in a packed row to the same sequence; without one to the keys of the pass. torch's fused attention has no cap, and
+transformers' plain one rounds weights to float32 for any dtype; ours keeps the model's precision (float32 at least).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def fused_attention(
     window: CacheWindow | Packed | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, T, D], or over what `window` has stored.
+    """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, T, D], or over the cached ones of `window`.
 
-    `attention_mask` [N, 1, T, K] is True where a query may look; None: each sees itself and what is before it.
+    `attention_mask` [N, 1, T, K] is True where a query may attend; None: causal.
 
     Returns:
         The mixed values [N, T, heads, D], and no weights.
@@ -61,7 +61,7 @@ def capped_attention(
     window: CacheWindow | Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The same with logits that are capped at `softcap`."""
+    """The same with logits capped at `softcap`."""
     attention = partial(_capped, scale=scaling or query.shape[-1] ** -0.5, cap=softcap)
     if isinstance(window, Packed):
 
@@ -85,7 +85,7 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
     logits = (grouped @ key.transpose(2, 3)).view(rows, heads, tokens, -1) * scale
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
-    # Not -inf: a row of padding that sees nothing must stay finite.
+    # Not -inf: a padding row without any visible key must stay finite.
     logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
     precise = torch.promote_types(logits.dtype, torch.float32)
     weights = torch.softmax(logits, dim=-1, dtype=precise).to(query.dtype)
@@ -93,7 +93,7 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
 
 
 def _layer(module: nn.Module) -> int:
-    """Which layer's attention this is."""
+    """Index of this attention's layer."""
     layer: Any = module.layer_idx
     return int(layer)
 

@@ -1,7 +1,7 @@
 """Attention over a slot cache, band by band.
 
-Rows of very different length share a pass. Looking at the longest row's columns for all of them would cost more than a call
-for each band of rows of like length, and the keys of a band of neighbouring slots need not even be copied.
+Rows of very different length share a pass. One call per band of rows of similar length costs less than attending to the longest
+row's columns for all, and the keys of adjacent slots need no copy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend_by_band(window: CacheWindow, layer: int, query: Tensor, mask: Tensor, attention: Attention) -> Tensor:
-    """Attention [N, heads, T, width] of `query` over what `layer` has stored, in each of the window's bands apart.
+    """Attention [N, heads, T, width] of `query` over the cached keys of `layer`, in each of the window's bands separately.
 
-    `mask` [N, 1, T, columns] is True where a query may look; `attention` takes one band's query, keys, values and mask.
+    `mask` [N, 1, T, columns] is True where a query may attend; `attention` takes one band's query, keys, values and mask.
     """
     parts = []
     for band in window.bands or (Band(0, len(query), window.columns),):
@@ -30,9 +30,9 @@ def attend_by_band(window: CacheWindow, layer: int, query: Tensor, mask: Tensor,
 
 
 def fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    """torch's fused attention [N, heads, T, width]; `keys` and `values` may have fewer heads, each serving several queries.
+    """torch's fused attention [N, heads, T, width]; `keys` and `values` may have fewer heads (grouped-query attention).
 
-    Queries that share keys are laid behind each other, so that the keys need not be repeated.
+    Queries that share keys are concatenated, so that keys need not be repeated.
     """
     rows, heads, tokens, width = query.shape
     groups = heads // keys.shape[1]

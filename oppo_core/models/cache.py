@@ -1,8 +1,10 @@
-"""Slot cache: keys and values of many sequences, each at its own length.
+"""Slot KV cache: keys and values of many sequences, each with its own length.
 
-Row s, column j always holds position j of the sequence in slot s, so rows advance unevenly, leave and join without moving
-the others. Columns beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p, and in
-a layer that reaches back w tokens only p−w+1…p.
+Row s, column j holds position j of the sequence in slot s, so rows advance unevenly, leave and join without moving others.
+Columns
+beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p, and in a sliding-window layer of
+w
+tokens only p−w+1…p.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from oppo_core.models.host_device import to_device
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores a token: `heads` keys of `key_width` numbers, and as many values of `value_width`."""
+    """Cache of one layer per token: `heads` keys of `key_width` numbers, and as many values of `value_width`."""
 
     heads: int
     key_width: int
@@ -27,7 +29,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Neighbouring rows `start` … `stop`−1, none of which has more than `columns` positions."""
+    """Adjacent rows `start` … `stop`−1, none of which has more than `columns` positions."""
 
     start: int
     stop: int
@@ -36,23 +38,23 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model stores a token, layer by layer."""
+    """Cache of a model per token, layer by layer."""
 
     layers: tuple[LayerShape, ...]
 
     @classmethod
     def equal(cls, layers: int, heads: int, head_width: int) -> Self:
-        """The usual case: all layers, keys and values are alike."""
+        """The usual case: all layers, keys and values have the same size."""
         return cls((LayerShape(heads, head_width, head_width),) * layers)
 
     @property
     def numbers(self) -> int:
-        """Numbers stored a token, all layers together; times the bytes of one, this is what a token costs."""
+        """Numbers cached per token in all layers; times the bytes of one, this is the cost of a token."""
         return sum(layer.heads * (layer.key_width + layer.value_width) for layer in self.layers)
 
 
 class SlotCache:
-    """Keys and values [slots, heads, columns, width] a layer, of the kind and on the device of `like`."""
+    """Keys and values [slots, heads, columns, width] per layer, with dtype and device of `like`."""
 
     def __init__(self, shape: CacheShape, slots: int, columns: int, like: Tensor) -> None:
         self.keys = [like.new_zeros(slots, layer.heads, columns, layer.key_width) for layer in shape.layers]
@@ -67,7 +69,7 @@ class SlotCache:
         return CacheWindow(self, slots, rows_N[:, None], positions_NT, columns, mask[:, None], bands)
 
     def fresh_window(self, slots: Tensor, width: int) -> CacheWindow:
-        """Open `slots` [N] for sequences that begin: `width` tokens each from position 0, plainly causal."""
+        """Open `slots` [N] for new sequences: `width` tokens each from position 0, plainly causal."""
         positions_NT = torch.arange(width, device=slots.device).expand(len(slots), width)
         return CacheWindow(self, slots, slots[:, None], positions_NT, width, None)
 
@@ -79,14 +81,14 @@ class SlotCache:
             store[wanted, :, :columns] = store[given, :, :columns]
 
     def move(self, source: int, target: int, columns: int) -> None:
-        """Copy the first `columns` of slot `source` over slot `target`: how a hole is filled when a row leaves."""
+        """Copy the first `columns` of slot `source` over slot `target`, to fill a hole."""
         for store in (*self.keys, *self.values):
             store[target, :, :columns] = store[source, :, :columns]
 
     def copied(self, slots: list[int], columns: int) -> dict[str, Tensor]:
-        """Copies of the first `columns` of `slots` in the host's memory, to be written to a file.
+        """Copies of the first `columns` of `slots` in host memory, for a file.
 
-        Layer by layer: a GPU that is nearly full has no room for all of them.
+        Layer by layer: a nearly full GPU has no room for all of them.
         """
         stores = {"keys": self.keys, "values": self.values}
         return {
@@ -94,7 +96,7 @@ class SlotCache:
         }
 
     def put_back(self, slots: list[int], copies: dict[str, Tensor]) -> None:
-        """Take back what `copied` gave."""
+        """Restore the result of `copied`."""
         for name, part in copies.items():
             kind, layer = name.split(".")
             store = (self.keys if kind == "keys" else self.values)[int(layer)]
@@ -105,9 +107,11 @@ class SlotCache:
 class CacheWindow:
     """The slots that one forward pass writes and reads.
 
-    `mask` [N, 1, T, columns]: True where a query may look; None when rows begin here, so that plain causal attention over
-    the new tokens is all there is to see (half the cost of a mask). `bands` cut the rows into neighbours of like length, so
-    that attention need not look at the longest row's columns for all (for a `Network` that `attends_by_band`).
+    `mask` [N, 1, T, columns]: True where a query may attend; None for new sequences, for which plain causal attention
+    over the new
+    tokens suffices (half the cost of a mask). `bands` split the rows into neighbours of similar length, for a `Network`
+    that
+    `attends_by_band`.
     """
 
     cache: SlotCache
@@ -131,7 +135,7 @@ class CacheWindow:
         self.cache.values[layer][self.rows_N1, :, self.positions_NT] = values.transpose(1, 2)
 
     def stored(self, layer: int, band: Band) -> tuple[Tensor, Tensor]:
-        """Keys and values [rows, heads, band.columns, width] of the window's rows in `band`; copies where slots lie apart."""
+        """Keys and values [rows, heads, band.columns, width] of the window's rows in `band`; copies if slots are not adjacent."""
         return self._of(self.cache.keys[layer], band), self._of(self.cache.values[layer], band)
 
     def _of(self, store: Tensor, band: Band) -> Tensor:
@@ -139,13 +143,13 @@ class CacheWindow:
         if isinstance(self.slots, slice):
             return seen[band.start : band.stop]
         slots = self.slots[band.start : band.stop]
-        # A view, where looking at the slot's number costs nothing; on a GPU that would wait for everything queued before.
+        # A view, if the slot's number is known on the host; on a GPU reading it would synchronize.
         if len(slots) == 1 and slots.device.type == "cpu":
             return seen[int(slots) :][:1]
-        # `index_select` copies whole rows at once; an index in brackets would copy number by number.
+        # `index_select` copies whole rows at once; advanced indexing would copy element by element.
         return seen.index_select(0, slots)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`store`; return all visible ones [N, heads, columns, width], whatever the bands: for models that know no bands."""
+        """`store`; return all visible ones [N, heads, columns, width], without bands: for models that do not support bands."""
         self.store(layer, keys, values)
         return (keys, values) if self.mask is None else self.stored(layer, Band(0, len(keys), self.columns))

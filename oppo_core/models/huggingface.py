@@ -1,9 +1,9 @@
 """Any decoder-only Hugging Face model as a `Network`, with our slot cache behind transformers' `Cache` interface.
 
-The stock caches cannot advance rows unevenly. Ours tells each layer the keys of the open window, and the explicit
-position ids and the 4-D masks (one a kind of layer, where a model mixes full and sliding attention) do the rest. A
-sequence-classification head's own pooling is not used: it looks at the rightmost token of the present ids, which is wrong
-for chunks.
+The stock caches cannot advance rows unevenly. Ours gives each layer the keys of the open window, with explicit position ids and
+4-D
+masks (one per kind of layer, for models that mix full and sliding attention). The pooling of sequence classifiers is not used: it
+selects the rightmost token of the current ids, which is wrong for chunks.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-# A look at the tokens for padding, which would make the host wait for everything that is queued on a GPU.
+# transformers checks tokens for padding, which would synchronize with the GPU.
 ASKS = "warn_if_padding_and_no_attention_mask"
 
-# What it would report, we raise (missing weights) or mean (a head that is left out).
+# We raise for missing weights, and omit heads deliberately.
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 
@@ -61,17 +61,17 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the slot cache is allocated beforehand."""
+        """The slot cache is already allocated."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return all visible ones, or those given when the attention function knows the window."""
+        """Store new keys and values; return all visible ones, or the given ones if the attention function reads the window."""
         if self.by_band:
             self.window.store(self.layer, key_states, value_states)
             return key_states, value_states
         return self.window.append(self.layer, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns, offset) of the mask: ready-made, or plainly causal where rows begin."""
+        """(columns, offset) of the mask: given, or plainly causal for new sequences."""
         return self.window.columns, 0
 
     def get_seq_length(self) -> int:
@@ -84,7 +84,7 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class HuggingNetwork(nn.Module):
-    """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
+    """A `Network` around a transformers model. `own_head` replaces a head that the folder lacks."""
 
     def __init__(self, model: Any, own_head: nn.Linear | None) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class HuggingNetwork(nn.Module):
         return states
 
     def _masks(self, window: CacheWindow) -> Tensor | dict[str, Tensor] | None:
-        """What transformers takes for `attention_mask`; None where rows begin: it then builds the same masks itself."""
+        """The `attention_mask` argument for transformers; None for new sequences: it then builds the same masks itself."""
         if window.mask is None:
             return None
         masks = {}
@@ -133,14 +133,14 @@ class HuggingNetwork(nn.Module):
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _layer_reaches(self) -> tuple[int | None, ...]:
-        """How far back a query sees, layer by layer."""
+        """Window size of each layer; None: full attention."""
         layers = len(self.cache_shape.layers)
         if len(self.reaches) == 1:
             return tuple(self.reaches.values()) * layers
         return tuple(self.reaches[kind] for kind in self.config.layer_types[:layers])
 
     def _no_masks(self, tokens_1T: Tensor) -> Tensor | dict[str, Tensor]:
-        """Masks that nobody reads, but which keep transformers from making some as large as the row is long, squared."""
+        """Placeholder masks, which keep transformers from allocating masks quadratic in the row length."""
         none = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1T.device)
         return dict.fromkeys(self.reaches, none) if len(self.reaches) > 1 else none
 
@@ -151,23 +151,24 @@ class HuggingNetwork(nn.Module):
         return logits if self._logit_rule is None else self._logit_rule(logits)
 
     def scalar(self, hidden: Tensor) -> Tensor:
-        """The classification head's one label, or our own head's value [...]."""
+        """Value [...] of the classification head's one label, or of our own head."""
         head: Any = self.own_head if self.own_head is not None else self.model.score
         value: Tensor = head(hidden).squeeze(-1)
         return value
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may look and the least number elsewhere, for attention that adds its mask."""
+    """0 where a query may attend and the dtype's minimum elsewhere, for attention with an additive mask."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
-    """A local folder or a hub id through `from_pretrained`; safetensors only, no remote code.
+    """Load a local folder or a hub id with `from_pretrained`; safetensors only, no remote code.
 
     Raises:
-        ModelFolderError: transformers cannot load it, it cannot be streamed exactly, weights are missing, or it has not the
-            one label that a reward model needs.
+        ModelFolderError: transformers cannot load it, it cannot be streamed exactly, weights are missing, or a reward
+        model has
+            other than one label.
     """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -186,7 +187,7 @@ def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
 
 
 def around(model: Any) -> HuggingNetwork:
-    """A network around a model with its own head that somebody else has loaded, proved to read in parts as in one pass.
+    """Wrap a loaded model that has its own head, after verifying that reading in chunks equals one pass.
 
     Raises:
         ModelFolderError: it does not.
@@ -197,9 +198,9 @@ def around(model: Any) -> HuggingNetwork:
 
 
 def _prove(network: HuggingNetwork) -> None:
-    """`prove`; a model that does something of its own between its cache and its attention is read without bands.
+    """`verify_streaming`; a model that changes keys between cache and attention is read without bands.
 
-    Whether it can be packed is found out as well.
+    Also finds out whether it can be packed.
     """
     try:
         prove(network)
@@ -231,11 +232,11 @@ def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -
 
 
 def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
-    """A model with every weight from the folder; transformers would start missing ones at random."""
+    """A model with every weight from the folder; transformers would initialise missing ones randomly."""
     attention = supported.attention_kind(config)
     given = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     if dtype == torch.float64:
-        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts know no float64
+        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts have no float64
     try:
         model, told = kind.from_pretrained(path, attn_implementation=attention, **given)
     except ValueError as error:
@@ -246,7 +247,7 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
         missing = ", ".join(sorted(told["missing_keys"])[:5])
         raise ModelFolderError(f"{path} lacks the weights {missing}")
     if attention == "sdpa" and model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(FUSED)  # leaves a model alone that has no exchangeable attention function
+        model.set_attn_implementation(FUSED)  # does not change a model without an exchangeable attention function
     fuse_activations(model)
     for module in model.modules():
         if hasattr(module, ASKS):
@@ -256,7 +257,7 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
 
 
 def _say_nothing(*_: Tensor | None) -> None:
-    """Rows of ours are padded behind their end, where nobody looks: there is nothing to warn of."""
+    """Rows are right-padded beyond their end, where nothing is read: transformers' warning does not apply."""
 
 
 def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
@@ -271,13 +272,13 @@ def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, w
 
 @contextmanager
 def deepspeed_left_alone() -> Iterator[None]:
-    """Within it, saving a model does not import DeepSpeed where that is installed: seconds, and a line on stdout.
+    """Within it, saving a model does not import DeepSpeed if it is installed, which takes seconds and prints a line.
 
-    accelerate asks whether a model is one of DeepSpeed's engines, which none of ours is.
+    accelerate checks whether a model is a DeepSpeed engine; ours never is.
     """
     try:
         from accelerate.utils import imports, other
-    except ImportError:  # then transformers asks nobody
+    except ImportError:  # then transformers skips the check
         yield
         return
     other.is_deepspeed_available = lambda: False
@@ -288,6 +289,6 @@ def deepspeed_left_alone() -> Iterator[None]:
 
 
 def restore_hugging(network: HuggingNetwork, folder: Path) -> None:
-    """Take back what `export_hugging` wrote."""
+    """Restore the result of `export_hugging`."""
     saved: Any = type(network.model)
     network.model.load_state_dict(saved.from_pretrained(folder, dtype=next(network.parameters()).dtype).state_dict())

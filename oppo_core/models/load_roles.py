@@ -1,4 +1,4 @@
-"""The networks of a run's roles, as its spec names them."""
+"""Loads the networks of a run's roles from its spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def load_actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, Network | None]:
-    """The actor, and what it trains adapters on where that is the reference on the same device.
+    """The actor, and its frozen base if that is the reference on the same device.
 
     Raises:
         ModelFolderError: see `load_model`; or its context is too short.
@@ -38,7 +38,7 @@ def reference_of(spec: RunSpec, roots: list[Path], device: torch.device, base: B
 
 
 def load_critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Network | None:
-    """The critic, where the run's algorithm has one. Raises ModelFolderError as `load_actor` does."""
+    """The critic, if the run's algorithm has one. Raises ModelFolderError as `load_actor` does."""
     if not spec.ppo.has_critic:
         return None
     lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
@@ -51,7 +51,7 @@ def _critic_source(spec: RunSpec) -> ModelSpec:
     if spec.models.critic == "actor":
         return spec.models.actor
     if spec.models.critic == "reward":
-        assert spec.models.reward.model is not None  # the spec's own validator saw to it
+        assert spec.models.reward.model is not None  # the spec's validator guarantees it
         return spec.models.reward.model
     return spec.models.critic
 

@@ -1,6 +1,6 @@
-"""Model folders: config.json, model.safetensors, tokenizer.json. Ours and Hugging Face's lie side by side.
+"""Model folders: config.json, model.safetensors, tokenizer.json; in our own and in Hugging Face's format.
 
-Only safetensors and JSON are read; a pickle is never opened.
+Only safetensors and JSON are read, never a pickle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapters.safetensors"
 CPU = torch.device("cpu")
-# The actor's frozen weights, for the reference: a network over them, or the weights themselves in shared memory.
+# The actor's frozen weights, for the reference: a network over them, or the weights in shared memory.
 Base = Network | dict[str, Tensor]
 
 
@@ -40,13 +40,15 @@ def load_model(
     lora: Lora | None = None,
     device: torch.device = CPU,
 ) -> Network:
-    """The network that a `ModelSpec` names, in `dtype` on `device`, in evaluation mode, dropout off.
+    """Load the network of a `ModelSpec`, in `dtype` on `device`, in evaluation mode, dropout off.
 
-    A folder with another head than asked for gives its backbone, and the asked-for head starts at zero (scalar). `seed`
-    initialises a built-in architecture, and the low-rank adapters that `lora` asks for.
+    A folder with another head gives its backbone, and a new scalar head starts at zero. `seed` initialises a built-in
+    architecture,
+    and the low-rank adapters of `lora`.
 
     Raises:
-        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it does not have.
+        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it does
+        not have.
     """
     network = _load(spec, head, roots, dtype, seed)
     if lora is not None:
@@ -71,7 +73,7 @@ def load_with_base(
 def load_reference(
     models: Models, roots: list[Path], dtype: torch.dtype, seed: int, device: torch.device, base: Base | None
 ) -> Network:
-    """The reference: `base`, or over the weights that it names, where there is one; else a model of its own.
+    """The reference: `base`, or a network over its weights, if given; otherwise a model of its own.
 
     Raises:
         ModelFolderError: see `load_model`.
@@ -149,10 +151,11 @@ def save_weights(weights: dict[str, Tensor], path: Path) -> None:
 
 
 def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-    """Write a network as a model folder of its own kind, with the tokenizer files of `source`.
+    """Write a network as a model folder of its own format, with the tokenizer files of `source`.
 
-    Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are
-    merged into the weights, and lie beside them in a file of their own, from which `restore_weights` restores exactly.
+    A Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are merged into the weights, and also
+    saved in a
+    separate file, from which `restore_weights` restores exactly.
     """
     assert isinstance(network, nn.Module)
     weights = merged_weights(network)
@@ -169,10 +172,10 @@ def export_model(network: Network, folder: Path, source: Path | None, eos: int, 
 
 
 def restore_weights(network: Network, folder: Path) -> None:
-    """Take back what `export_model` wrote.
+    """Restore the result of `export_model`.
 
     Raises:
-        ModelFolderError: adapters were trained beside other weights than the network's.
+        ModelFolderError: adapters were trained with other frozen weights than the network's.
     """
     if is_adapted(network):
         take_trained(network, load_file(folder / ADAPTERS))

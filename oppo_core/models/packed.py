@@ -1,7 +1,7 @@
-"""Sequences laid behind each other in one row: no padding, and no sequence sees another.
+"""Packed rows: several sequences concatenated in one row, without padding; no sequence attends to another.
 
-A pass over them is a `Network.hidden` of [1, T] tokens whose positions begin again with each sequence. All of it but attention
-treats each token alone; attention is told here where sequences begin.
+A pass is a `Network.hidden` of [1, T] tokens whose positions restart with each sequence. Only attention needs to know the
+boundaries.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from oppo_core.models.host_device import to_device
 
-# What the kernel for sequences of unequal length takes: numbers of these types, and heads of these widths.
+# The variable-length attention kernel supports these dtypes and head widths.
 SHORT, WIDEST, WIDTHS = (torch.float16, torch.bfloat16), 256, 8
-# Attention of one sequence alone: query, keys, values [1, heads, T, width], and how far back a query sees, itself included.
+# Attention of one sequence: query, keys, values [1, heads, T, width], and the window size, the query itself included.
 Alone = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where sequences of these `lengths` lie in the row: sequence n from `starts_N1`[n] on.
+    """Sequences of these `lengths` in one row: sequence n starts at `starts_N1`[n].
 
-    `reaches`: how many positions a query sees in each layer, itself included; None: all before it; empty: all in every layer.
+    `reaches`: window size of each layer, the query itself included; None: full attention; empty: full in every layer.
     """
 
     lengths: tuple[int, ...]
@@ -44,16 +44,16 @@ class Packed:
         return cls(tuple(lengths), to_device(starts, device))
 
     def reaching(self, reaches: tuple[int | None, ...]) -> Packed:
-        """The same for a network whose layers reach so far."""
+        """The same for a network with these window sizes."""
         return replace(self, reaches=reaches)
 
     def reach_of(self, layer: int) -> int | None:
-        """How far back `layer` sees here; None: everywhere."""
+        """Window size of `layer`; None: full attention."""
         reach = self.reaches[layer] if self.reaches else None
         return reach if reach is not None and reach < max(self.lengths) else None
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
-        """Fused attention [1, heads, T, width]; `keys` and `values` may have fewer heads, each serving several queries."""
+        """Fused attention [1, heads, T, width]; `keys` and `values` may have fewer heads (grouped-query attention)."""
         kernel = _kernel() if _is_for_kernel(query, values) else None
         reach = self.reach_of(layer)
         if kernel is None:
@@ -65,7 +65,7 @@ class Packed:
         return mixed.transpose(0, 1)[None]
 
     def attend_apart(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, alone: Alone) -> Tensor:
-        """One sequence after the other by `alone`, as it is done where no kernel takes them together."""
+        """One sequence after another by `alone`, if no kernel handles them together."""
         reach = self.reach_of(layer)
         parts = [
             alone(query[:, :, first:end], keys[:, :, first:end], values[:, :, first:end], reach) for first, end in self._bounds()
@@ -87,7 +87,7 @@ def fused_alone(query: Tensor, keys: Tensor, values: Tensor, reach: int | None, 
 
 
 def seen(tokens: int, reach: int | None, device: torch.device) -> Tensor:
-    """[T, T], True where a query may look in a sequence that is alone."""
+    """[T, T], True where a query may attend in a single sequence."""
     causal = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
     return causal if reach is None else causal.triu(1 - reach)
 
@@ -100,7 +100,7 @@ def _is_for_kernel(query: Tensor, values: Tensor) -> bool:
 
 @cache
 def _kernel() -> Callable[..., Tensor] | None:
-    """torch's attention over sequences of unequal length; None where this torch has none that knows what we ask of it."""
+    """torch's variable-length attention; None if this torch has none with the required features."""
     try:
         varlen: Any = import_module("torch.nn.attention.varlen")
     except ImportError:

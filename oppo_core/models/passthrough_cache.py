@@ -1,4 +1,4 @@
-"""What stands in a cache's place while a transformers model reads whole rows."""
+"""A cache stand-in for passes over whole rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 class WholeLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of a pass that reads whole rows: nothing is kept, and all that there is to see are the row's own keys.
+    """One layer of a pass over whole rows: nothing is stored, and a row attends to its own keys only.
 
-    Without any cache transformers looks at the positions, to find out whether several sequences share a row. That would make
-    the host wait for everything that is queued on a GPU, once a pass.
+    Without any cache transformers inspects the positions for packed sequences, which synchronizes with the GPU once per
+    pass.
     """
 
     is_sliding = False
@@ -21,11 +21,11 @@ class WholeLayer(CacheLayerMixin):  # type: ignore[misc]
         """Nothing is stored."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Those given."""
+        """The given keys and values."""
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns, offset) of the mask: the tokens of the present pass only."""
+        """(columns, offset) of the mask: the tokens of this pass only."""
         return query_length, 0
 
     def get_seq_length(self) -> int:

@@ -1,4 +1,4 @@
-"""What the engine asks of a network, whoever wrote it."""
+"""Interface of the networks that the engine uses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from oppo_core.models.packed import Packed
 class Network(Protocol):
     """A decoder-only transformer with one head: `logits` for a language model, `scalar` for a reward or value model.
 
-    Suffixes give shapes: N rows, T tokens a row, H hidden width, V vocabulary.
+    Suffixes give shapes: N rows, T tokens per row, H hidden width, V vocabulary.
     """
 
     @property
     def attends_by_band(self) -> bool:
-        """Whether attention over a window looks at each of its `bands` apart."""
+        """Whether attention over a window processes each of its `bands` separately."""
 
     @property
     def context(self) -> int:
@@ -32,16 +32,16 @@ class Network(Protocol):
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What a slot cache must hold for it."""
+        """Shape of its slot cache."""
 
     @property
     def refuses_packing(self) -> str:
-        """Why it cannot read sequences that are `Packed`; empty when it can."""
+        """Why it cannot read `Packed` sequences; empty if it can."""
 
     def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
         """Last hidden states [N, T, H]. Without a window rows are whole, right-padded and causal.
 
-        Tokens and positions [1, T] that are `Packed` hold several sequences, none of which sees another.
+        Tokens and positions [1, T] may be `Packed`: several sequences that do not attend to each other.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -57,4 +57,4 @@ class Network(Protocol):
         """All weights by name; with `keep_vars` the parameters themselves."""
 
     def load_state_dict(self, weights: dict[str, Tensor]) -> object:
-        """Take weights back."""
+        """Load weights."""

@@ -1,7 +1,7 @@
-"""One set of frozen weights for two networks: the reference of a run that trains adapters is its actor without them.
+"""One set of frozen weights for two networks: the reference of a run with adapters is its actor without them.
 
-The adapters stand beside the actor's weights, which nobody writes to. So nothing is switched off and on again: both networks may
-be read at the same time, by two threads of a process or by two processes.
+Adapters are separate modules beside the actor's frozen weights. So both networks can run at the same time, in two threads or two
+processes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from oppo_contract.machine import mib
 from oppo_core.models.protocol import Network
 
-# Where Linux keeps what processes share; a container often has little of it, and what does not fit ends the process.
+# Linux's shared memory; a container often has little of it, and exceeding it kills the process.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 LOG = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def over_same_weights(network: Kind) -> Kind:
-    """A second tree of modules over the very same parameters and buffers: no number is copied."""
+    """A second tree of modules over the same parameters and buffers, without copies."""
     return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())})
 
 
 def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] | None:
-    """Move a network's weights, in place, to where other processes can see them; by name.
+    """Move a network's weights in place to shared memory; returns them by name.
 
-    None, and a word in the log, where the system has no room for that: for each of `ranks_here`, which do so at the same time.
+    None, with a warning in the log, if there is not enough for all of `ranks_here`, which do so at the same time.
     """
     weights = network.state_dict()
     size = sum({weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}.values())
@@ -49,7 +49,7 @@ def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] |
 
 
 def short_of_shared_memory(size: int, ranks_here: int = 1) -> int | None:
-    """The bytes that are there for each of `ranks_here` where these are fewer than `size`; None where there is room."""
+    """Free bytes for each of `ranks_here` if these are fewer than `size`; otherwise None."""
     if not SHARED_MEMORY.exists():
         return None
     free = shutil.disk_usage(SHARED_MEMORY).free // ranks_here
@@ -57,6 +57,6 @@ def short_of_shared_memory(size: int, ranks_here: int = 1) -> int | None:
 
 
 def take_shared(network: Network, weights: dict[str, Tensor]) -> None:
-    """From now on `network` has the weights that another process has put where both see them."""
+    """Make `network` use weights in shared memory that another process owns."""
     for name, weight in network.state_dict(keep_vars=True).items():
         weight.data = weights[name]

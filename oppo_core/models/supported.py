@@ -1,7 +1,7 @@
-"""Which Hugging Face models can be streamed exactly, told from their configuration before a weight is read.
+"""Which Hugging Face models can be streamed exactly, decided from the configuration before weights are read.
 
-Exact means: reading a sequence in parts, each part behind the keys and values of the parts before it, gives what one forward
-pass gives. That holds where a token depends on the tokens before it through attention alone, at positions that we name.
+Exact: chunked prefill, each chunk after the KV cache of the previous ones, gives the result of one forward pass. That holds if a
+token depends on earlier tokens through attention only, at explicit positions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def refuse_unsupported(config: PretrainedConfig, path: str) -> None:
-    """Raises ModelFolderError, with the reason, for a configuration that cannot be exact."""
+    """Raises ModelFolderError with the reason for a configuration that cannot be exact."""
     reason = next((reason for told, reason in _reasons(config) if told), None)
     if reason is not None:
         raise ModelFolderError(f"{path} ({config.model_type}) cannot be used: {reason} (docs/models.md)")
 
 
 def _reasons(config: PretrainedConfig) -> list[tuple[bool, str]]:
-    """Pairs of (does it hold for this model, why it is refused)."""
+    """Pairs of (whether it applies to this model, reason of refusal)."""
 
     def given(name: str) -> Any:
         return getattr(config, name, None)

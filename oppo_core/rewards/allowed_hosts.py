@@ -1,7 +1,7 @@
-"""Which hosts an engine may talk to at a spec's word: the operator's list in its environment.
+"""Hosts that an engine may contact: the operator's allow-list in its environment.
 
-A spec comes from anybody who may submit, and a request from inside a network reaches what is not meant for everybody. So
-nothing is allowed unless the environment of the engine's process names it.
+Any user may submit a spec, and a request from inside a network reaches internal services. So no host is allowed unless the
+environment of the engine's process names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 def place_of(url: httpx.URL) -> str:
-    """host:port, as the lists of allowed hosts have it."""
+    """host:port, in the format of the lists of allowed hosts."""
     return f"{url.host}:{url.port or PORTS[url.scheme]}"
 
 
@@ -32,7 +32,7 @@ def allowed_places(variable: str, environment: Mapping[str, str]) -> set[str]:
             url = None
         if url is None or not url.host or "/" in entry or url.userinfo:
             raise ValueError(f"{variable} has an entry that is no host or host:port: {entry!r}")
-        # httpx reads :80 as no port, since it is http's own.
+        # httpx omits :80, http's default.
         ports = [url.port] if url.port else [80] if entry.endswith(":80") else list(PORTS.values())
         places |= {f"{url.host}:{port}" for port in ports}
     return places

@@ -1,4 +1,4 @@
-"""From `models.reward` of a spec to the parts that score."""
+"""Builds the parts of a run's reward from `models.reward` of its spec."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ APART = 1009
 
 @dataclass
 class RewardBuilder:
-    """What all parts need. `check_context` raises when a network that reads the actor's tokens is too short for the run.
+    """Common arguments of all parts. `check_context` raises if a streamed network's context is too short for the run.
 
-    `slots`: sequences that can be in flight at once.
+    `slots`: most sequences in flight.
     """
 
     spec: RunSpec
@@ -47,7 +47,7 @@ class RewardBuilder:
         """Every part of the run's reward, ready to score.
 
         Raises:
-            RewardError, ModelFolderError: a part cannot be had or does not fit.
+            RewardError, ModelFolderError: a part cannot be built or does not fit.
         """
         sources = self.spec.models.reward.sources()
         rewards = Rewards([], self.codec)
@@ -67,7 +67,7 @@ class RewardBuilder:
         if source.served_by == "vllm":
             served = self._served(source.model, source.memory_share)
             return Part(source.weight, finished=served, growing=served)
-        # A built-in model's seed: the first part's is the next after the actor's, the others' are far from every role's.
+        # Seeds of built-in models: the first part's follows the actor's, the others' are far from every role's.
         seed = self.spec.seed + 1 + APART * number
         network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
         if source.reads == "tokens":
@@ -78,13 +78,13 @@ class RewardBuilder:
         return Part(source.weight, finished=TextModelReward(network, encoder, budget))
 
     def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
-        """A model that vLLM runs. Raises RewardError where there is no GPU."""
+        """A model served by vLLM. Raises RewardError without a GPU."""
         from oppo_core.rewards.vllm_model import build_vllm_reward
         from oppo_core.vllm.engine_args import reward_arguments
 
         if self.device.type != "cuda":
             raise RewardError("models.reward.served_by is vllm, which reads on a GPU, and torch sees none here; choose torch")
-        assert model.path is not None  # the spec's own validator saw to it
+        assert model.path is not None  # the spec's validator guarantees it
         r, wanted = self.spec.rollout, self.spec.resources
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
         place = self.device.index or 0
@@ -95,11 +95,11 @@ class RewardBuilder:
         if source.rule is not None:
             rule = find_rule(source.rule)
             lines = self.lines() if asks_for_line(source.rule, rule) else None
-            # Less than the silence, so that the rule is named before its process is assumed to hang.
+            # Less than the silence limit, so that the error names the rule before its process is assumed to hang.
             return RuleReward(source.rule, rule, lines, 0.9 * self.spec.resources.longest_silence_s)
-        from oppo_core.rewards.service import ServiceReward  # the only part that needs an HTTP library
+        from oppo_core.rewards.service import ServiceReward  # only this part needs an HTTP library
 
-        assert source.http is not None  # the spec's own validator saw to it
+        assert source.http is not None  # the spec's validator guarantees it
         return ServiceReward(source.http, self.spec.seed, self.lines() if source.http.send_line else None)
 
     def _encoder(self, model: ModelSpec, reads: str) -> Encode:
@@ -116,7 +116,7 @@ class RewardBuilder:
         return text_encoder(source) if reads == "text" else chat_encoder(source, self.lines((MESSAGES,)))
 
     def lines(self, keys: tuple[str, ...] | None = None) -> PromptLines:
-        """The lines of the run's prompts, held-out ones too."""
+        """Records of the run's prompts, held-out ones included."""
         lines, longest = PromptLines(keys), self.spec.rollout.max_prompt_tokens
         for data in (self.spec.data, self.spec.evaluation):
             if data is not None:
@@ -125,7 +125,7 @@ class RewardBuilder:
 
 
 def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:
-    """Raises ModelFolderError when the two do not read the same token ids as the same text."""
+    """Raises ModelFolderError unless both tokenizers map the same text to the same ids."""
     if load_codec(actor, roots).digest != load_codec(reward, roots).digest:
         raise ModelFolderError(
             "the reward model's tokenizer differs from the actor's, so it would read other words than the actor wrote; let it"

@@ -1,4 +1,4 @@
-"""All parts of a reward at work: streamed networks read along, finished answers go to the others, scores are summed."""
+"""The composite reward: streamed networks read in chunks, finished answers go to the other parts, scores are summed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from oppo_core.models.protocol import Network
 from oppo_core.rewards.protocol import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokenizer import TextCodec
 
-# So often whoever waits for a service says that it is alive, seconds.
+# Seconds between heartbeats while waiting for a service.
 SIGN_OF_LIFE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One weighted source: a network that reads the actor's tokens as they stream, or what scores finished answers.
+    """One weighted source: a streamed network, or a reward of finished answers.
 
-    `growing`: the same as `finished`, where it reads unfinished ones along.
+    `growing`: the same object as `finished`, if it also reads unfinished answers.
     """
 
     weight: float
@@ -35,20 +35,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The reward of a run, before it is put to work. `codec` turns answers into text."""
+    """The parts of a run's reward. `codec` decodes answers."""
 
     parts: list[Part]
     codec: TextCodec | None = None
 
     def close(self) -> None:
-        """Let go of what the parts have started, where no `RewardReader` will."""
+        """Close what the parts have started, if there is no `RewardReader` to do so."""
         for part in self.parts:
             if part.finished is not None:
                 part.finished.close()
 
 
 class RewardReader:
-    """Feeds the parts with answers, in the process of the scorers."""
+    """Feeds the parts with answers, in the scorers' process."""
 
     def __init__(self, rewards: Rewards, slots: int, columns: int, budget: PassBudget) -> None:
         self._codec = rewards.codec
@@ -62,8 +62,8 @@ class RewardReader:
                 self.finished[number] = part.finished
         self.growing = [part.growing for part in rewards.parts if part.growing is not None]
         found = (getattr(part, "budget", None) for part in self.finished.values())
-        self.budgets: list[PassBudget] = [own for own in found if own is not None]  # of those that read in passes of their own
-        # Tensors until they are asked for: on a GPU, looking at one waits for everything queued before.
+        self.budgets: list[PassBudget] = [own for own in found if own is not None]  # of parts that read in separate passes
+        # Tensors until they are needed: reading one on a GPU synchronizes.
         self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()
 
@@ -75,11 +75,11 @@ class RewardReader:
         stopped: set[int],
         alive: Callable[[], None],
     ) -> None:
-        """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
+        """Read the new tokens of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
 
         `stopped`: those of `finished` that a stop condition ended.
 
-        `alive` is called now and then by parts that compute for long.
+        `alive`: heartbeat callback of parts with long computations.
 
         Raises:
             RewardError: a part failed.
@@ -106,7 +106,7 @@ class RewardReader:
         if not self.finished:
             return
         answers = self._answers(ids, tokens, prompt_lengths, stopped)
-        # Services first: they work while those that compute here do.
+        # Services first: they work while local parts compute.
         for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
             part.start(answers, alive)
 
@@ -124,7 +124,7 @@ class RewardReader:
         return all(part.wait(ids, 0.0) for part in self.finished.values())
 
     def wait(self, ids: list[int], alive: Callable[[], None]) -> None:
-        """Returns when every part has scored these finished sequences; calls `alive` meanwhile, every half second.
+        """Wait until every part has scored these finished sequences; calls `alive` every half second.
 
         Bounded by the services' circuit breakers. Raises RewardError when a part has failed.
         """
@@ -133,12 +133,12 @@ class RewardReader:
                 alive()
 
     def scores(self, sequence_ids: list[int]) -> dict[int, tuple[float, ...]]:
-        """Each part's raw score of sequences that have been waited for; of a streamed part all in one copy."""
+        """Each part's raw scores of sequences after `wait`; a streamed part's in one copy."""
         columns = [self._column(number, sequence_ids) for number in range(len(self._weights))]
         return {i: tuple(column[row] for column in columns) for row, i in enumerate(sequence_ids)}
 
     def cached(self, sequence_ids: list[int]) -> dict[int, tuple[int, int]]:
-        """See `GrowingReward.cached`: all parts' sums, of sequences that have been waited for."""
+        """Sums over all parts of `GrowingReward.cached`, for sequences after `wait`."""
         told = {i: [part.cached(i) for part in self.growing] for i in sequence_ids}
         return {i: (sum(known for known, _ in pairs), sum(found for _, found in pairs)) for i, pairs in told.items()}
 
@@ -155,7 +155,7 @@ class RewardReader:
         return sum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
     def forget(self, sequence_id: int) -> None:
-        """Drop everything of a sequence; it may be told again."""
+        """Drop all state of a sequence; it may be read again."""
         self._started.discard(sequence_id)
         for number, stream in self.streams.items():
             stream.forget(sequence_id)
@@ -164,6 +164,6 @@ class RewardReader:
             part.forget(sequence_id)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all parts."""
         for part in self.finished.values():
             part.close()

@@ -1,5 +1,5 @@
-"""What can be wrong with a reward."""
+"""Errors of rewards."""
 
 
 class RewardError(ValueError):
-    """A reward that cannot be asked, failed, or answered with what is no score; the message says which, and the way on."""
+    """A reward is not reachable, failed, or returned no score; the message names it and a remedy."""

@@ -1,4 +1,4 @@
-"""One request to a reward service: tried some times, with growing pauses, every try within its time."""
+"""One request to a reward service: several tries with exponential backoff, each with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oppo_core.rng import Use, generator
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 20.0
-# These tell of the moment, every other 4xx of the request: asking again would change nothing.
+# These statuses are temporary; any other 4xx is the request's fault and final.
 MAY_PASS = {408, 425, 429}
 REPLY_BYTES = 16_384
 REPLY_BYTES_AN_ANSWER = 256
@@ -21,7 +21,7 @@ REPLY_BYTES_AN_ANSWER = 256
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Some answers that are asked about together. `number` counts a source's requests; the pauses' jitter hangs on it."""
+    """Answers in one request. `number` counts a source's requests and seeds the jitter of its pauses."""
 
     number: int
     sequence_ids: list[int]
@@ -29,7 +29,7 @@ class Request:
 
 
 class TryFailedError(Exception):
-    """One try brought no scores. `final`: neither would another; `pause_s`: what the service asked for, seconds."""
+    """A try without scores. `final`: further tries would fail, too; `pause_s`: requested by the service, seconds."""
 
     def __init__(self, reason: str, final: bool = False, pause_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -38,13 +38,13 @@ class TryFailedError(Exception):
 
 
 class Post:
-    """How requests are sent. Redirects are not followed: they would lead past the list of allowed hosts."""
+    """Sends requests. Redirects are not followed: they would bypass the list of allowed hosts."""
 
     def __init__(self, client: httpx.AsyncClient, url: httpx.URL, token: str | None, http: HttpReward, seed: int) -> None:
         self._client, self._url, self._token, self._http, self._seed = client, url, token, http, seed
 
     async def scores(self, request: Request, tries: int) -> list[float]:
-        """Up to `attempts` tries, after the `tries` that were made before.
+        """Up to `attempts` tries, of which `tries` were made before.
 
         Raises:
             TryFailedError: the last try's.
@@ -69,7 +69,7 @@ class Post:
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
         try:
-            # httpx limits each wait on the socket; a service that sends a byte now and then would pass that for ever.
+            # httpx limits each wait on the socket, which a service that sends a byte now and then would never exceed.
             async with (
                 asyncio.timeout(self._http.timeout_s),
                 self._client.stream("POST", self._url, content=request.body, headers=headers) as response,
@@ -99,7 +99,7 @@ class Post:
 
 
 async def _read(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
-    """A reply's body up to `limit` bytes, and whether that is all of it."""
+    """A response's body up to `limit` bytes, and whether that is all of it."""
     body = b""
     async for part in response.aiter_raw():
         body += part
@@ -109,6 +109,6 @@ async def _read(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
 
 
 def _asked_pause(response: httpx.Response) -> float:
-    """`Retry-After` in seconds; its other form, a date, is not worth trusting two clocks for."""
+    """`Retry-After` in seconds; its date form is ignored, because it depends on two clocks."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 0.0

@@ -1,6 +1,6 @@
-"""The lines of the prompts files by prompt, for those who want more of a prompt than its text: a right answer, say.
+"""Records of the prompts files by prompt, for rewards that need more than the prompt's text, for example a right answer.
 
-Scorers know a sequence by its tokens, so a line is found by them. That holds for training and held-out prompts alike.
+Scorers identify a sequence by its tokens, so records are found by them, for training and held-out prompts alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Line = Mapping[str, Any]
 
 
 class PromptLines:
-    """All lines of some prompts files, by the prompt's tokens; of each only `keys`, where these are given."""
+    """All records of some prompts files, by the prompt's tokens; only `keys` of each, if given."""
 
     def __init__(self, keys: tuple[str, ...] | None = None) -> None:
         self._keys = keys
@@ -34,7 +34,8 @@ class PromptLines:
 
         Raises:
             PromptError: as `read_prompts`.
-            RewardError: two lines have the same prompt and differ elsewhere: nobody could tell whose answer is right.
+            RewardError: two lines have the same prompt and differ otherwise, so that answers would be
+            ambiguous.
         """
         prompts = read_prompts(path, prompt_field, codec, longest)
         with path.open(encoding="utf-8") as file:
@@ -50,10 +51,10 @@ class PromptLines:
             self._where.setdefault(key, where)
 
     def line(self, prompt_ids: list[int]) -> Line:
-        """The line of a prompt: its JSON object."""
+        """The record of a prompt: its JSON object."""
         return self._lines[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
 
 
 def _whole(line: dict[str, Any], prompt_field: str) -> dict[str, Any]:
-    """The line; a prompt that is a conversation is its `messages`, unless it has others."""
+    """The record; a prompt that is a conversation is its `messages`, unless it has others."""
     return {MESSAGES: line[prompt_field]} | line if is_conversation(line[prompt_field]) else line

@@ -1,4 +1,4 @@
-"""A finished answer as a reward sees it, and what every reward of finished answers can do."""
+"""A finished answer, and the interface of rewards of finished answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oppo_core.rollout.tokenizer import TextCodec
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished answer. Texts are decoded when somebody asks, special tokens left out. `stopped`: by a stop condition."""
+    """One finished answer. Texts are decoded on access, without special tokens. `stopped`: by a stop condition."""
 
     sequence_id: int
     prompt_ids: list[int]
@@ -35,12 +35,12 @@ class Answer:
 
     @cached_property
     def whole(self) -> str:
-        """Both in one: a tokenizer may put another space between them than a plain sum has."""
+        """Prompt and response decoded together: a tokenizer may put another space between them than concatenation."""
         return self.codec.decode(self.prompt_ids + self.response_ids)
 
     @property
     def ended(self) -> bool:
-        """Whether it ended by itself, with the end-of-sequence token or by a stop condition; otherwise the length limit did."""
+        """Whether it ended with EOS or by a stop condition; otherwise it reached the length limit."""
         return self.stopped or self.response_ids[-1:] == [self.codec.eos]
 
 
@@ -49,36 +49,37 @@ class FinishedReward(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the work is done elsewhere, while this process goes on."""
+        """Whether the work is done in another process or service."""
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """Take over answers, in sequence_id order. Returns at once where others do the work; else calls `alive` in it."""
+        """Submit answers in sequence_id order. Returns at once if the work is done elsewhere; otherwise computes and calls
+        `alive`."""
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
-        """Returns whether all of these have a score, after so many seconds at most. Raises RewardError when the reward failed."""
+        """Wait at most so many seconds; returns whether all have a score. Raises RewardError when the reward failed."""
 
     def score(self, sequence_id: int) -> float:
         """The score of an answer that has one."""
 
     def forget(self, sequence_id: int) -> None:
-        """The answer is trained, or its scores are dropped; it may be started again."""
+        """The answer is trained, or its scores are dropped; it may be submitted again."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 class GrowingReward(FinishedReward, Protocol):
-    """One that reads answers elsewhere while they are written, so that of a finished one little is left to read."""
+    """A reward that reads unfinished answers elsewhere, so that little is left to read at their end."""
 
     def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
-        """Begin to read what is new of unfinished sequences, given whole, prompt first. Returns at once."""
+        """Begin to read the new tokens of unfinished sequences, given whole, prompt first. Returns at once."""
 
     def cached(self, sequence_id: int) -> tuple[int, int]:
-        """Tokens of a sequence that had been read before when it was read on, and those of them that were still known."""
+        """Tokens of a sequence that had been prefilled before, and those of them that were still cached."""
 
 
 class ScoredAtOnce:
-    """Base of the rewards that compute their scores on the spot: those keep them here."""
+    """Base of rewards that compute scores in `start`."""
 
     elsewhere = False
 
@@ -86,16 +87,14 @@ class ScoredAtOnce:
         self._scores: dict[int, float] = {}
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
-        """True: they were scored when they were started."""
+        """Scores exist since `start`."""
         return True
 
     def score(self, sequence_id: int) -> float:
-        """See `FinishedReward.score`."""
         return self._scores[sequence_id]
 
     def forget(self, sequence_id: int) -> None:
-        """See `FinishedReward.forget`."""
         self._scores.pop(sequence_id, None)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        pass

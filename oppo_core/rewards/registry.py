@@ -1,4 +1,4 @@
-"""Rules by name: entry points of the group `oppo.rules`. A name in a spec never leads to an import of what it spells."""
+"""Rules by name: entry points of the group `oppo.rules`. A name in a spec is never imported itself."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def registered_rules() -> list[str]:
 
 
 def find_rule(name: str) -> Callable[..., Any]:
-    """The function that is registered under `name`.
+    """The function registered under `name`.
 
     Raises:
-        RewardError: nobody registers that name, two packages do, or it cannot be imported.
+        RewardError: the name is not registered, registered twice, or cannot be imported.
     """
     found = {point.value: point for point in entry_points(group=GROUP, name=name)}
     if not found:
@@ -39,7 +39,7 @@ def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except ModuleNotFoundError:
-        # Installed for editing (`pip install -e`) since this interpreter began: a .pth file, not read yet, names its folder.
+        # An editable install (`pip install -e`) after this interpreter started: its .pth file was not read.
         for folder in site.getsitepackages():
             site.addsitedir(folder)
         importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""What a reward service may answer: {"scores": [one number an answer, in their order]}. Anything else is told, not guessed."""
+"""Validates a reward service's response: {"scores": [one number per answer, in order]}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHOWN = 200
 
 
 class BadReplyError(Exception):
-    """A reply that is no list of scores."""
+    """The response is no list of scores."""
 
 
 def scores_in(body: bytes, count: int) -> list[float]:
@@ -34,13 +34,13 @@ def _score(position: int, score: object) -> float:
     where = f"scores[{position}]"
     if isinstance(score, bool) or not isinstance(score, (int, float)):
         raise BadReplyError(f"{where} is a {type(score).__name__}, not a number")
-    if not abs(score) <= LARGEST_SCORE:  # NaN is not less than anything either
+    if not abs(score) <= LARGEST_SCORE:  # NaN fails every comparison, too
         raise BadReplyError(f"{where} is {score!r:.40}; a score must lie within ±{LARGEST_SCORE:,.0f}")
     return float(score)
 
 
 def shown(body: bytes, secret: str | None) -> str:
-    """The first bytes of a reply for an error's text, without the token, should the service repeat it."""
+    """The first bytes of a response for an error message, without the token."""
     text = body.decode(errors="replace")
     if secret:
         text = text.replace(secret, "[token]")

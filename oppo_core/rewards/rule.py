@@ -1,4 +1,4 @@
-"""A rule or verifier: a plain function of texts, which gets what its parameters ask for (docs/rewards.md, "Rules")."""
+"""A rule or verifier: a plain function of texts with optional parameters (docs/rewards.md, "Rules")."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class RuleReward(ScoredAtOnce):
     """`rule(prompt, response, …)` on every finished answer."""
 
     def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None, longest_s: float = 600.0) -> None:
-        """`lines` is needed only by a rule that asks for the prompt's line (`asks_for_line`).
+        """`lines`: only for a rule that has the parameter `line` (`asks_for_line`).
 
         A rule that does not return within `longest_s` seconds has failed (`time_limit.at_most`).
 
         Raises:
-            RewardError: the function asks for something that no rule is told.
+            RewardError: the function has an unknown parameter.
         """
         super().__init__()
         self._name, self._rule, self._lines, self._longest_s = name, rule, lines, longest_s
         self._asked = asked_of(name, rule)
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`. Raises RewardError when the rule raises, takes too long, or returns no finite number."""
+        """Score the answers. Raises RewardError when the rule raises, takes too long, or returns no finite number."""
         for answer in answers:
             self._scores[answer.sequence_id] = self._score(answer)
             alive()
@@ -62,12 +62,12 @@ class RuleReward(ScoredAtOnce):
 
 
 def asks_for_line(name: str, rule: Callable[..., Any]) -> bool:
-    """Whether the rule wants the prompt's line of the prompts file. Raises RewardError as `RuleReward` does."""
+    """Whether the rule has the parameter `line`. Raises RewardError as `RuleReward` does."""
     return LINE in asked_of(name, rule)
 
 
 def asked_of(name: str, rule: Callable[..., Any]) -> list[str]:
-    """What the rule's signature asks for besides prompt and response. Raises RewardError as `RuleReward` does."""
+    """The rule's parameters besides prompt and response. Raises RewardError as `RuleReward` does."""
     parameters = list(inspect.signature(rule).parameters.values())
     told = ["prompt", "response"]
     if [p.name for p in parameters[:2]] != told or any(p.kind is p.VAR_POSITIONAL for p in parameters):

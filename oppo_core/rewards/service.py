@@ -1,7 +1,8 @@
-"""A reward service over HTTP: requests leave when answers finish, and go on while the other scorers read (docs/rewards.md).
+"""A reward service over HTTP: requests are sent when answers finish, while other scorers work (docs/rewards.md).
 
-An event loop in a thread of its own does the talking; the scorers' thread starts requests, and waits for scores only when it
-needs them. Nothing here waits for ever: every try has its time, tries are counted, and the circuit breaker ends the run.
+An event loop in a thread sends requests; the scorers' thread submits them, and waits for scores only when it needs them. Every
+wait
+is bounded: tries have a time limit and a maximum number, and a circuit breaker ends the run.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ CLOSED_WITHIN_S = 5.0
 
 
 class ServiceReward:
-    """A `FinishedReward` that asks a service. What a request holds follows from hand-over and sequence_id, never from timing."""
+    """A `FinishedReward` that queries a service. The content of a request depends on chunk and sequence_id, never on timing."""
 
     elsewhere = True
 
     def __init__(self, http: HttpReward, seed: int, lines: PromptLines | None) -> None:
-        """`lines` is needed only for `send_line`.
+        """`lines`: only for `send_line`.
 
         Raises:
-            RewardError: this process may not talk to that host, or lacks the token.
+            RewardError: the host is not allowed, or the token is missing.
         """
         self._http, self._seed, self._lines = http, seed, lines
         self._url, self._token = allowed_url(http.url), token_of(http)
@@ -55,7 +56,7 @@ class ServiceReward:
             raise RewardError("the thread that asks the reward service did not start; its traceback stands in the log")
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`; returns at once. Raises RewardError when the service has failed meanwhile."""
+        """Submit answers; returns at once. Raises RewardError when the service has failed meanwhile."""
         self._raise_failure()
         for request in self._requests(answers):
             with self._news:
@@ -63,7 +64,6 @@ class ServiceReward:
             asyncio.run_coroutine_threadsafe(self._ask(request), self._loop)
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
-        """See `FinishedReward.wait`."""
         with self._news:
             answered = self._news.wait_for(lambda: self._failure is not None or self._has(sequence_ids), timeout_s)
         self._raise_failure()
@@ -72,17 +72,16 @@ class ServiceReward:
         return answered
 
     def score(self, sequence_id: int) -> float:
-        """See `FinishedReward.score`."""
         return self._scores[sequence_id]
 
     def forget(self, sequence_id: int) -> None:
-        """See `FinishedReward.forget`. A reply that is still on its way is not looked at."""
+        """Drop an answer; a response in flight is ignored."""
         with self._news:
             self._scores.pop(sequence_id, None)
             self._under_way.pop(sequence_id, None)
 
     def close(self) -> None:
-        """Drop what is under way, and end the thread."""
+        """Cancel requests in flight, and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(CLOSED_WITHIN_S)
@@ -106,10 +105,10 @@ class ServiceReward:
         return told if self._lines is None else told | {"line": self._lines.line(answer.prompt_ids)}
 
     async def _talk(self) -> None:
-        """Body of the thread: the client lives here, until `close`."""
+        """Body of the thread, which owns the client until `close`."""
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._slots = asyncio.Semaphore(self._http.requests_at_once)
-        # The environment's proxies are not asked: a proxy would be one more host that nobody has allowed.
+        # Ignore the environment's proxies: a proxy would be a host outside the allow-list.
         async with httpx.AsyncClient(
             timeout=self._http.timeout_s, follow_redirects=False, trust_env=False, verify=ssl.create_default_context(),
             limits=httpx.Limits(max_connections=self._http.requests_at_once),
@@ -130,7 +129,7 @@ class ServiceReward:
                 self._fail(f"{type(error).__name__}: {error}")
 
     async def _until_answered(self, request: Request) -> None:
-        """Ask until there are scores, nobody wants them any more, or the breaker opens."""
+        """Retry until there are scores, they are no longer needed, or the breaker opens."""
         failed = 0
         while self._failure is None and self._wanted(request):
             tries = failed * self._http.attempts
@@ -140,7 +139,7 @@ class ServiceReward:
             except TryFailedError as failure:
                 failed += 1
                 self._failed_in_a_row += 1
-                # One request that fails again and again must end it too, although others succeed in between.
+                # A request that keeps failing must end it, too, even if others succeed in between.
                 in_a_row = max(failed, self._failed_in_a_row)
                 if failure.final:
                     self._fail(str(failure))

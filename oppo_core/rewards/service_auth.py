@@ -1,7 +1,7 @@
-"""Which reward services this process may talk to, and with which token: the operator's word, not the spec's.
+"""Authorization of reward services: allowed hosts and tokens from the operator's environment, not from the spec.
 
-A spec comes from anybody who may submit; a service sees every answer, and a request from inside a network reaches what is not
-meant for everybody. So nothing is allowed unless the environment of the engine's process names it.
+Any user may submit a spec; a service receives every answer, and a request from inside a network reaches internal services. So no
+host is allowed unless the environment of the engine's process names it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TOKEN_PREFIX = "OPPO_REWARD_"  # noqa: S105 - the beginning of a variable's name
 
 
 def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> httpx.URL:
-    """The service's address, once `OPPO_REWARD_HOSTS` allows its host and port.
+    """The service's URL, if `OPPO_REWARD_HOSTS` allows its host and port.
 
     Raises:
-        RewardError: the address is none, holds a password, or is not allowed; with what to set.
+        RewardError: the URL is invalid, has a password, or is not allowed; with what to set.
     """
     try:
         url = httpx.URL(given)

@@ -1,6 +1,6 @@
-"""A reward model that reads text: its tokenizer, or its chat template, is another than the actor's.
+"""A reward model that reads text, because its tokenizer or chat template differs from the actor's.
 
-Its tokens are not the actor's, so there is nothing to stream: a finished answer is decoded, tokenised anew and read whole.
+It cannot be streamed: a finished answer is decoded, tokenized again and read in one pass.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Encode = Callable[[Answer], list[int]]
 
 
 class TextModelReward(ScoredAtOnce):
-    """A network and how it reads an answer."""
+    """A network with its text encoder."""
 
     def __init__(self, network: Network, encode: Encode, budget: PassBudget) -> None:
-        """`budget`: of padded tokens a forward pass."""
+        """`budget`: padded tokens per forward pass."""
         super().__init__()
         self._network, self._encode, self.budget = network, encode, budget
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`.
+        """Score the answers.
 
         Raises:
             RewardError: an answer is longer than the model's context.
-            MemoryShortError: memory does not suffice, not even answer by answer.
+            MemoryShortError: out of memory even with one answer per pass.
         """
         rows = {answer.sequence_id: self._tokens(answer) for answer in answers}
         for sequence_id in rows:
@@ -68,23 +68,24 @@ class TextModelReward(ScoredAtOnce):
 
 
 def text_encoder(source: Path | str) -> Encode:
-    """Prompt and response as one text, with the special tokens that the folder's tokenizer adds by itself.
+    """Prompt and response as one text, with the tokenizer's own special tokens.
 
     Raises:
-        RewardError: there is no tokenizer that can be read.
+        RewardError: the tokenizer cannot be read.
     """
     tokenizer = _tokenizer(source)
     return lambda answer: list(tokenizer(answer.whole)["input_ids"])
 
 
 def chat_encoder(source: Path | str, lines: PromptLines) -> Encode:
-    """The chat template's rendering of the conversation, the response as the assistant's last word.
+    """The chat template's rendering of the conversation with the response as the assistant's last message.
 
-    The conversation before is the list `messages` of the prompt's line where it has one (a prompt that is already rendered in the
-    actor's own template should), or else the prompt as the user's only message. The template runs in transformers' sandbox.
+    The conversation is `messages` of the prompt's record if it has one (required for prompts rendered in the actor's own
+    template),
+    otherwise the prompt as the user's only message. The template runs in transformers' sandbox.
 
     Raises:
-        RewardError: there is no tokenizer that can be read, or it has no chat template.
+        RewardError: the tokenizer cannot be read, or has no chat template.
     """
     tokenizer = _tokenizer(source)
     if not tokenizer.chat_template:

@@ -1,4 +1,4 @@
-"""A limit on how long somebody else's function may take, on this thread."""
+"""A time limit for a user's function on this thread."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-GRACE = 1.5  # times the limit: what does not even take an interrupt by then ends with its process
+GRACE = 1.5  # times the limit, after which a function that ignores interrupts ends its process
 
 
 class TooLong(BaseException):
-    """The limit has passed. No `Exception`, so that the function under way cannot take it for a fault of its own."""
+    """The limit has passed. No `Exception`, so that the function cannot catch it by accident."""
 
     @property
     def where(self) -> str:
-        """The calls that were under way inside `at_most`, the outermost first."""
+        """Stack of the interrupted function inside `at_most`, the outermost call first."""
         inside = traceback.extract_tb(self.__traceback__)[1:-1]  # without the caller of `at_most`, and without the interrupt
         return " > ".join(f"{call.name} ({os.path.basename(call.filename)}:{call.lineno})" for call in inside)
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """End what runs inside when it has not returned within `seconds`.
+    """Interrupt the block if it does not finish within `seconds`.
 
-    Python code is interrupted, on the main thread only. What Python cannot interrupt, such as a sum without end inside an
-    extension, and code on other threads, ends the process after `GRACE` times the limit with status 1 and every stack on stderr.
+    Python code is interrupted, on the main thread only. Code that cannot be interrupted, such as an endless loop in an
+    extension, and
+    code on other threads, ends the process after `GRACE` times the limit with status 1 and all stacks on stderr.
 
     Raises:
         TooLong: the limit has passed.
@@ -55,5 +56,5 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left, interval)  # somebody else's clock goes on; ours took little of it
+        signal.setitimer(signal.ITIMER_REAL, left, interval)  # restore an outer timer, less the time used here
         signal.signal(signal.SIGALRM, handler)

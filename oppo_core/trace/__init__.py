@@ -1,1 +1,1 @@
-"""What each device did, when, and why it was idle."""
+"""Spans of each device, and causes of its idle time."""

@@ -1,7 +1,8 @@
-"""Busy, bubble and cause, a pure function of spans (docs/metrics.md, "Time and devices").
+"""Busy time, bubbles and causes, a pure function of spans (docs/metrics.md, "Time and devices").
 
-For a device and a window: busy = length of the union of its work spans; every other second is idle and carries a cause.
-Costs n·log n in the number of spans, once for all devices that did the same.
+For a device and a window: busy = length of the union of its work spans; every other second is idle and has a cause. Costs n·log n
+in
+the number of spans, once for all devices with the same spans.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from oppo_contract.events import IdleCause, Phase
 from oppo_core.trace.recorder import Span, Wait
 
-# What an idle device waits for while the actor's process is in that phase.
+# Cause of another device's idle time while the actor's process is in that phase.
 CAUSE_OF: dict[Phase, IdleCause] = {
     "decode": "decode", "actor-prefill": "weights", "weights": "weights", "data": "data", "advantages": "score",
     "actor-forward": "score", "score": "score", "reward-prefill": "score", "reference-prefill": "score",
@@ -27,7 +28,7 @@ Reason = tuple[float, float, IdleCause]
 
 
 class Idle(NamedTuple):
-    """A bubble: `device` did nothing from `start` to `end`, because of `cause`."""
+    """A bubble: `device` was idle from `start` to `end`, because of `cause`."""
 
     device: str
     cause: IdleCause
@@ -49,7 +50,7 @@ def union(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 
 
 def gaps(busy: list[Interval], window: Interval) -> list[Interval]:
-    """What `union` leaves free of `window`."""
+    """The rest of `window` outside `union`."""
     edges = [window[0], *(edge for interval in busy for edge in interval), window[1]]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
@@ -57,8 +58,9 @@ def gaps(busy: list[Interval], window: Interval) -> list[Interval]:
 def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window: Interval, tail_rows: int) -> list[Idle]:
     """Every idle interval of every device within `window`, with its cause.
 
-    A device's own `Wait` decides; else what the other devices' processes did at that moment; else what those waited for
-    (an answer on its way). Decoding with at most `tail_rows` rows is `tail`. Adjacent pieces of the same cause are one.
+    A device's own `Wait` decides; otherwise the other devices' work at that moment; otherwise their waits (a message in
+    flight).
+    Decoding with at most `tail_rows` rows is `tail`. Adjacent pieces of the same cause are merged.
     """
     work = flattened((s.start, s.end, _cause(s, tail_rows)) for s in spans)
     waited = flattened((w.start, w.end, w.cause) for w in waits)
@@ -72,7 +74,7 @@ def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window:
 
 
 def busy_shares(idle: list[Idle], devices: list[str], window: Interval) -> dict[str, float]:
-    """busy/{device}: share of `window` in which the device worked, 0 to 1; `idle` is all that `idle_times` found."""
+    """busy/{device}: busy share of `window`, 0 to 1; `idle`: the result of `idle_times`."""
     length = window[1] - window[0]
     free = dict.fromkeys(devices, 0.0)
     for piece in idle:
@@ -81,7 +83,7 @@ def busy_shares(idle: list[Idle], devices: list[str], window: Interval) -> dict[
 
 
 def idle_by_cause(idle: list[Idle]) -> dict[tuple[str, IdleCause], float]:
-    """Idle seconds a (device, cause)."""
+    """Idle seconds by (device, cause)."""
     sums: dict[tuple[str, IdleCause], float] = defaultdict(float)
     for piece in idle:
         sums[piece.device, piece.cause] += piece.end - piece.start
@@ -89,7 +91,7 @@ def idle_by_cause(idle: list[Idle]) -> dict[tuple[str, IdleCause], float]:
 
 
 def flattened(reasons: Iterable[Reason]) -> list[Reason]:
-    """The same causes without overlaps and in order; where several cover a moment, the one that was given first counts."""
+    """The same causes without overlaps, in order; of several at one moment the first in the input counts."""
     given = [reason for reason in reasons if reason[1] > reason[0]]
     order = sorted(range(len(given)), key=lambda i: given[i][0])
     edges = sorted({edge for reason in given for edge in reason[:2]})
@@ -112,7 +114,7 @@ def _cause(span: Span, tail_rows: int) -> IdleCause:
 
 
 def _alike(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[list[str]]:
-    """The devices, those that worked and waited at the same times together."""
+    """Groups of devices with the same work and waits."""
     groups: dict[tuple[int, ...], list[str]] = {}
     teams = list({span.devices for span in spans} | {wait.devices for wait in waits})
     for device in devices:
@@ -121,7 +123,7 @@ def _alike(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[lis
 
 
 def _explained(free: list[Interval], causes: list[list[Reason]]) -> list[Reason]:
-    """Cut `free` where causes change; the first of the lists in `causes` that covers a moment decides."""
+    """Split `free` where causes change; the first list of `causes` that covers a moment decides."""
     pieces: list[Reason] = []
     for reasons in causes:
         covered, free = _cover(free, reasons)
@@ -137,7 +139,7 @@ def _explained(free: list[Interval], causes: list[list[Reason]]) -> list[Reason]
 
 
 def _cover(free: list[Interval], reasons: list[Reason]) -> tuple[list[Reason], list[Interval]]:
-    """The parts of `free` that `reasons` cover, and those that they leave; all of them in order and without overlaps."""
+    """The parts of `free` that `reasons` cover, and the rest; both in order and without overlaps."""
     covered: list[Reason] = []
     left: list[Interval] = []
     first = 0

@@ -1,7 +1,8 @@
-"""Spans of work that is queued on a GPU: from when the device reached it to when the device had done it.
+"""Spans of work on a GPU's stream, from its start to its end on the device.
 
-The host's clock tells how long queueing took, which has little to do with the work. Here a span leaves two events in the stream,
-and what they say is asked for once a step, when all of it has passed. Waits are the host's own and stay on its clock.
+The host's clock measures queueing only. Here a span records two CUDA events in the stream, which are read once per step. Waits
+are
+the host's own and use its clock.
 """
 
 from __future__ import annotations
@@ -19,44 +20,44 @@ from oppo_core.trace.recorder import Recorder, Recording, Span, Wait
 
 
 class Event(Protocol):
-    """What is asked of a `torch.cuda.Event`."""
+    """The used part of `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Queue it on the current stream."""
+        """Record it on the current stream."""
 
     def synchronize(self) -> None:
-        """Returns once the stream has reached it."""
+        """Wait until the stream has reached it."""
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from here to `end_event`; both have been reached."""
 
 
 def timed_event() -> Event:
-    """A new event that remembers when it was reached."""
+    """A new event with timing."""
     return cast(Event, torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """An event, and the recorder's clock, in seconds, when it was reached."""
+    """An event, and the recorder's clock in seconds when the stream reached it."""
 
     event: Event
     at: float
 
 
 class Mark(NamedTuple):
-    """An event, and the anchor before it from which it is measured."""
+    """An event, and the previous anchor, relative to which it is measured."""
 
     event: Event
     anchor: Anchor
 
     def at(self) -> float:
-        """The recorder's clock when the device reached it, in seconds."""
+        """The recorder's clock when the stream reached it, in seconds."""
         return self.anchor.at + self.anchor.event.elapsed_time(self.event) / 1000
 
 
 class Queued(NamedTuple):
-    """A span whose marks lie in the stream."""
+    """A span whose events are recorded in the stream."""
 
     devices: tuple[str, ...]
     role: Role
@@ -68,23 +69,22 @@ class Queued(NamedTuple):
 
 
 class CudaRecorder(Recorder):
-    """A `Recorder` whose spans are of the device's time. It belongs to one thread, and marks that thread's current stream."""
+    """A `Recorder` with device times. It belongs to one thread, and records on that thread's current stream."""
 
     def __init__(
         self, devices: tuple[str, ...], clock: Callable[[], float] = time.monotonic, event: Callable[[], Event] = timed_event
     ) -> None:
         super().__init__(devices, clock)
         self._event = event
-        self._idle: list[Event] = []  # to be used again: making one costs more than recording it
+        self._idle: list[Event] = []  # reused: creating an event costs more than recording it
         self._queued: list[Queued] = []
         self._anchor: Anchor | None = None
 
     def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
-        """See `Recorder.span`."""
         return QueuedRecording(self, role, phase, chunk, rows)
 
     def mark(self) -> Mark:
-        """Mark the present place in the stream."""
+        """Record an event at the current position of the stream."""
         if self._anchor is None:
             self._anchor = self._anchored()
         event = self._idle.pop() if self._idle else self._event()
@@ -92,11 +92,11 @@ class CudaRecorder(Recorder):
         return Mark(event, self._anchor)
 
     def queued(self, span: Queued) -> None:
-        """Both marks of `span` are set."""
+        """Both events of `span` are recorded."""
         self._queued.append(span)
 
     def take(self) -> tuple[list[Span], list[Wait]]:
-        """See `Recorder.take`. Waits for the device to have done all that was recorded."""
+        """Spans since the last call. Waits until the device has completed them."""
         for span in self._queued:
             span.end.event.synchronize()
             start, end = span.start.at(), span.end.at()
@@ -104,7 +104,7 @@ class CudaRecorder(Recorder):
             self.spans += [Span(span.devices, span.role, span.phase, a, b, span.chunk, span.rows) for a, b in pieces]
             self._idle += [span.start.event, span.end.event]
         if self._queued:
-            # From far away milliseconds in float32 are coarse: after a day, 5 ms.
+            # float32 milliseconds are coarse after a long time: after a day, 5 ms.
             self._anchor = self._anchored()
         self._queued = []
         return super().take()
@@ -117,7 +117,7 @@ class CudaRecorder(Recorder):
 
 
 class QueuedRecording(Recording):
-    """A span under way whose ends are marked in the stream."""
+    """A running span with events at its ends."""
 
     __slots__ = ("_first", "_trace")
 
@@ -134,11 +134,11 @@ class QueuedRecording(Recording):
 
 
 def without(start: float, end: float, pauses: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What of `start` to `end` lies in none of `pauses`, which are in order and do not overlap."""
+    """Parts of `start` to `end` outside `pauses`, which are in order and do not overlap."""
     edges = [start, *(min(max(edge, start), end) for pause in pauses for edge in pause), end]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a or not pauses]
 
 
 def recorder_of(devices: tuple[str, ...], device: torch.device) -> Recorder:
-    """The recorder for work on `device`, which the trace calls `devices`."""
+    """The recorder for work on `device`, called `devices` in the trace."""
     return CudaRecorder(devices) if device.type == "cuda" else Recorder(devices)

@@ -1,8 +1,7 @@
-"""What is told of a GPU while it works: memory by torch, NVML's utilization and GPM's counters. None is `busy` (docs/metrics.md).
+"""GPU statistics: torch's memory, NVML's utilization and GPM's counters. None of them is `busy` (docs/metrics.md).
 
-NVML's utilization is the share of time in which any kernel ran. GPM, which cards from Hopper on have, counts inside: how many of
-the multiprocessors worked, how full they were, how much of the tensor cores' and the memory's rate was used. What a card or
-driver does not tell is left out.
+NVML's utilization is the share of time in which any kernel ran. GPM, on Hopper and later, has counters: active multiprocessors,
+occupancy, utilization of tensor cores and memory bandwidth. Metrics that a card or driver lacks are left out.
 """
 
 from __future__ import annotations
@@ -14,53 +13,52 @@ from typing import Any, Protocol, Self
 import torch
 
 EVERY_S = 0.25
-SHORTEST_S = 0.1  # of a window that GPM can tell of
+SHORTEST_S = 0.1  # shortest window of GPM
 GB = 1e9
-# Metric's name → GPM's own; all of them are percent.
+# Metric's name → GPM's name; all of them are percent.
 COUNTERS = {
     "sm_util": "NVML_GPM_METRIC_SM_UTIL", "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
     "tensor_util": "NVML_GPM_METRIC_ANY_TENSOR_UTIL", "dram_util": "NVML_GPM_METRIC_DRAM_BW_UTIL",
 }  # fmt: skip
 
 
-# What vendors state for dense matrix products in bfloat16, operations a second: the usual measure of utilization (MFU).
+# Vendors' peak rates for dense bfloat16 matrix products, operations per second: the usual reference of MFU.
 STATED_FLOPS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 class Hardware(Protocol):
-    """What a step's report asks. `flops_per_s`: what the vendor states; None where we do not know it."""
+    """Statistics for a step's report. `flops_per_s`: the vendor's peak rate; None if unknown."""
 
     flops_per_s: float | None
 
     def take(self) -> dict[str, float]:
-        """Metrics `perf/max_memory_…`, `nvml/…` and `gpm/…` of the time since the last call, in GB and shares from 0 to 1."""
+        """Metrics `perf/max_memory_…`, `nvml/…` and `gpm/…` since the last call, in GB and shares from 0 to 1."""
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop sampling."""
 
 
 class NoHardware:
-    """No GPU, or nobody who tells of it."""
+    """Without a GPU or its driver."""
 
     flops_per_s: float | None = None
 
     def take(self) -> dict[str, float]:
-        """Nothing."""
         return {}
 
     def close(self) -> None:
-        """Nothing to stop."""
+        pass
 
 
 class Gpus:
-    """The actor's GPU, and the scorers' where that is another: what torch holds there, and what their drivers tell."""
+    """The actor's GPU, and the scorers' if it is another: torch's memory, and their drivers' metrics."""
 
     def __init__(self, devices: list[torch.device], drivers: list[Driver]) -> None:
         self.flops_per_s = stated_flops(torch.cuda.get_device_name(devices[0]))
         self._devices, self._drivers = devices, drivers
 
     def take(self) -> dict[str, float]:
-        """See `Hardware.take`. Memory is that of the fuller one."""
+        """Memory is that of the fuller GPU."""
         told = {
             "perf/max_memory_allocated_gb": max(map(torch.cuda.max_memory_allocated, self._devices)) / GB,
             "perf/max_memory_reserved_gb": max(map(torch.cuda.max_memory_reserved, self._devices)) / GB,
@@ -70,18 +68,17 @@ class Gpus:
         return told
 
     def close(self) -> None:
-        """See `Hardware.close`."""
         for driver in self._drivers:
             driver.close()
 
 
 def stated_flops(name: str) -> float | None:
-    """What the vendor states for a GPU of this name, operations a second; None where we do not know it."""
+    """The vendor's peak rate for a GPU of this name, operations per second; None if unknown."""
     return next((rate for part, rate in STATED_FLOPS.items() if part in name), None)
 
 
 class Driver:
-    """One GPU through `nvml` (the module pynvml), watched by a thread of its own."""
+    """One GPU through `nvml` (the module pynvml), sampled by a thread."""
 
     def __init__(self, nvml: Any, handle: Any, device: str, every_s: float = EVERY_S) -> None:
         self._nvml, self._handle, self._device = nvml, handle, device
@@ -106,7 +103,7 @@ class Driver:
         return told | {f"gpm/{self._device}/{name}": value for name, value in counted.items()}
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop sampling."""
         self._end.set()
         self._thread.join()
         if self._counters is not None:
@@ -120,7 +117,7 @@ class Driver:
                     self._seen.append(share)
 
     def _asked(self, ask: Any) -> float | None:
-        """An answer; None where the card or the driver has none."""
+        """A result; None if the card or the driver lacks it."""
         try:
             return float(ask())
         except self._nvml.NVMLError:
@@ -128,7 +125,7 @@ class Driver:
 
 
 class Counters:
-    """GPM between two samples."""
+    """GPM's counters between two samples."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
@@ -147,7 +144,7 @@ class Counters:
         return None
 
     def take(self) -> dict[str, float]:
-        """Shares since the last call; none when that was too short ago for the counters."""
+        """Shares since the last call; none if that was too recent for the counters."""
         nvml, at = self._nvml, time.monotonic()
         if at - self._since < SHORTEST_S:
             return {}
@@ -172,13 +169,13 @@ class Counters:
         return asked
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Free the samples."""
         for sample in (self._before, self._now):
             self._nvml.nvmlGpmSampleFree(sample)
 
 
 def hardware_of(devices: dict[str, torch.device]) -> Hardware:
-    """Whoever tells of `devices`, all of a kind, by the names that their metrics have."""
+    """Statistics of `devices`, all of one kind, by the names of their metrics."""
     if any(device.type != "cuda" for device in devices.values()):
         return NoHardware()
     drivers = [_driver_of(device, name) for name, device in devices.items()]
@@ -192,7 +189,7 @@ def _driver_of(device: torch.device, name: str) -> Driver | None:
         return None
     try:
         pynvml.nvmlInit()
-        # By its UUID, as CUDA_VISIBLE_DEVICES numbers anew.
+        # By its UUID, because CUDA_VISIBLE_DEVICES renumbers.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return None

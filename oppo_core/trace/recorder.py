@@ -1,7 +1,8 @@
-"""Spans: who worked on what, from when to when. Two clock readings and one list entry a span.
+"""Records spans: role, phase, devices, start and end. Costs two clock readings and one list entry per span.
 
-`time.monotonic` is one clock for all processes of a machine, so spans of the actor and of a scorer process can be laid
-side by side. A CPU "device" is a core: work on n threads occupies n of them (docs/algorithm.md).
+`time.monotonic` is one clock for all processes of a machine, so spans of the actor's and the scorers' process are comparable. A
+CPU
+"device" is a core: work on n threads occupies n of them (docs/algorithm.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from oppo_contract.events import IdleCause, Phase, Role
 from oppo_core.models.oom_retry import Shrunk
 
 
-# Tuples, because they are made and sent between processes at a third of a frozen dataclass's cost (docs/performance.md).
+# Tuples, because creating and sending them costs a third of a frozen dataclass (docs/performance.md).
 class Span(NamedTuple):
     """Work of `role` in `phase` on `devices`. Times in seconds of the recorder's clock; `chunk` counts from 1 in a step."""
 
@@ -29,7 +30,7 @@ class Span(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The process on `devices` stood still, and knows for what."""
+    """The process on `devices` waited, with the reason."""
 
     devices: tuple[str, ...]
     cause: IdleCause
@@ -38,9 +39,9 @@ class Wait(NamedTuple):
 
 
 class Recorder:
-    """Collects one process's spans and waits. `devices` may be changed between spans, as stages use more or fewer.
+    """Collects one process's spans and waits. `devices` may change between spans, as stages use more or fewer.
 
-    `clock` gives seconds; all recorders of a run must read the same one (virtual devices have one of their own).
+    `clock` gives seconds; all recorders of a run must use the same one (virtual devices have one of their own).
     """
 
     def __init__(self, devices: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,44 +53,44 @@ class Recorder:
         self._held_up: list[tuple[float, float]] = []
 
     def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
-        """Record the enclosed work, also when it fails."""
+        """Record the block, even if it fails."""
         return Recording(self, role, phase, chunk, rows)
 
     def wait(self, cause: IdleCause) -> Waiting:
-        """Record the enclosed waiting, also when it fails."""
+        """Record the block as waiting, even if it fails."""
         return Waiting(self, cause)
 
     def held_up(self, cause: IdleCause, start: float) -> None:
-        """The span under way stood still from `start` until now: that time is a wait and no work of its."""
+        """The current span was blocked from `start` until now: that time is a wait, not its work."""
         end = self.clock()
         self.waits.append(Wait(self.devices, cause, start, end))
         self._held_up.append((start, end))
 
     def worked(self, start: float, end: float) -> list[tuple[float, float]]:
-        """From `start` to `end` without the times for which it was held up."""
+        """Record work from `start` to `end` without its blocked times."""
         if not self._held_up:
             return [(start, end)]
         within = [pause for pause in self._held_up if pause[0] >= start]
         return list(zip([start, *(p[1] for p in within)], [*(p[0] for p in within), end], strict=True))
 
     def take(self) -> tuple[list[Span], list[Wait]]:
-        """What was recorded since the last call."""
+        """Spans since the last call."""
         taken = self.spans, self.waits
         self.spans, self.waits, self._held_up = [], [], []
         return taken
 
     def ran_short(self, shrunk: Shrunk) -> None:
-        """Passes have been made smaller."""
+        """Passes were reduced after running out of memory."""
         self.shrunk.append(shrunk)
 
     def take_shrunk(self) -> list[Shrunk]:
-        """Passes that were made smaller since the last call."""
+        """Reductions of passes since the last call."""
         taken, self.shrunk = self.shrunk, []
         return taken
 
 
 class Recording:
-    """A span that is under way."""
+    """A running span."""
 
     __slots__ = ("_chunk", "_phase", "_recorder", "_role", "_rows", "_start")
 
@@ -106,7 +107,7 @@ class Recording:
 
 
 class Waiting:
-    """A wait that is under way."""
+    """A running wait."""
 
     __slots__ = ("_cause", "_recorder", "_start")
 

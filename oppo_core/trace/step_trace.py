@@ -1,4 +1,4 @@
-"""From spans to what is shown: metrics of a step, and the `spans` event with its flows and counters."""
+"""Metrics of a step and the `spans` event, from its spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Samples = list[tuple[float, float]]  # (time, value)
 
 
 class StepTrace:
-    """The spans of one step window, explained."""
+    """The spans of one step's window, with causes of idle time."""
 
     def __init__(self, devices: list[str], spans: list[Span], waits: list[Wait], window: Interval, tail_rows: int) -> None:
         self.devices = devices
@@ -33,16 +33,16 @@ class StepTrace:
         self.idle: list[Idle] = idle_times(devices, self.spans, waits, window, tail_rows)
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """busy, bubble and idle seconds a device, `timing_s/*`, throughput and overlap factor.
+        """busy, bubble and idle seconds per device, `timing_s/*`, throughput and overlap factor.
 
-        `overlap_factor` = work of all processes ÷ window: 1 when nothing runs at the same time and nothing is idle.
+        `overlap_factor` = work of all processes ÷ window: 1 if nothing runs concurrently and nothing is idle.
         """
         length = self.window[1] - self.window[0]
         metrics: dict[str, float] = {}
         for device, share in busy_shares(self.idle, self.devices, self.window).items():
             metrics |= {f"busy/{device}": share, f"bubble/{device}": 1 - share}
         idle = idle_by_cause(self.idle)
-        for device in self.devices:  # zeros too: the newest value of a cause must not be an old step's
+        for device in self.devices:  # zeros too, or the newest value of a cause would be an older step's
             metrics |= {f"idle_s/{device}/{cause}": idle.get((device, cause), 0.0) for cause in IDLE_CAUSES}
         timing: dict[str, float] = defaultdict(float)
         work = 0.0
@@ -62,7 +62,7 @@ class StepTrace:
     def event(
         self, step: int, origin: float, deferred: list[dict[str, Any]], counters: dict[Counter, Samples] | None = None
     ) -> dict[str, Any]:
-        """Payload of a `SpansEvent`, times relative to `origin`; `counters` beside those that the spans themselves tell."""
+        """Payload of a `SpansEvent`, times relative to `origin`; `counters`: in addition to those of the spans."""
         spans, pairs = self.spans, handovers(self.spans)
         counted = {"live_rows": live_rows(spans), "waiting_handovers": waiting_handovers(spans, pairs)} | (counters or {})
         places = [0, *accumulate(len(span.devices) for span in spans)]
@@ -85,7 +85,7 @@ class StepTrace:
 
 
 def handovers(spans: list[Span]) -> list[tuple[int, int]]:
-    """(writer, reader) places in `spans`: who decoded a chunk, and each scorer's span that read it."""
+    """(writer, reader) indices in `spans`: the span that decoded a chunk, and each scorer's span that read it."""
     decoded: dict[int, list[int]] = defaultdict(list)
     for place, span in enumerate(spans):
         if span.phase == "decode" and span.chunk:
@@ -93,20 +93,20 @@ def handovers(spans: list[Span]) -> list[tuple[int, int]]:
     pairs = []
     for place, span in enumerate(spans):
         if span.phase in READS and span.chunk:
-            # A step that decodes twice counts its chunks anew: the later one that was begun before is meant.
+            # A step that decodes twice restarts its chunk numbers: the latest writer before the reader counts.
             writers = [writer for writer in decoded[span.chunk] if spans[writer].start <= span.start]
             pairs += [(max(writers, key=lambda writer: spans[writer].start), place)] if writers else []
     return pairs
 
 
 def live_rows(spans: list[Span]) -> Samples:
-    """Rows being decoded, told at the beginning of every chunk, and 0 after the last."""
+    """Rows being decoded, at the beginning of every chunk, and 0 after the last."""
     decoding = [span for span in spans if span.phase == "decode"]
     return [(span.start, float(span.rows)) for span in decoding] + [(span.end, 0.0) for span in decoding[-1:]]
 
 
 def waiting_handovers(spans: list[Span], pairs: list[tuple[int, int]]) -> Samples:
-    """Chunks that were handed over and that no scorer has begun to read: the depth of the queue between the processes.
+    """Chunks handed over that no scorer has begun to read: the queue depth between the processes.
 
     `pairs` are the `handovers` of `spans`.
     """
