@@ -1,9 +1,9 @@
-"""Other experiment trackers (MLflow, TensorBoard, W&B) that get a run's steps (docs/trackers.md).
+"""Sends a run's steps to experiment trackers: MLflow, TensorBoard, W&B (docs/trackers.md).
 
-    engine ──▶ event log ◀── EventTail, Delivery ──▶ the tracker's own library      a process for each tracker
+    engine ──▶ event log ◀── EventTail, Delivery ──▶ the tracker's library      one process per tracker
        ▲                          │
        └──── messages for the run's log
 
-Training never waits for a tracker and never fails because of one: a tracker's process follows the event log, which is a durable
-queue, at its own pace. The engine only starts and ends these processes.
+Training never waits for a tracker and never fails because of one: each tracker's process reads the event log, a durable queue, at
+its own pace. The engine only starts and stops these processes.
 """

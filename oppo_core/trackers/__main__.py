@@ -1,6 +1,6 @@
-"""A tracker's process: `python -m oppo_core.trackers CONFIG`. What it prints are sentences for the run's log.
+"""A tracker's process: `python -m oppo_core.trackers CONFIG`. The lines it prints go to the run's log.
 
-It follows the event log until the engine writes the run's outcome to its stdin, sends the rest, and ends. If the engine is gone
+It reads the event log until the engine writes the run's outcome to its stdin, sends the rest, and exits. If the engine has died
 instead, it has a few seconds for the rest.
 """
 
@@ -22,19 +22,19 @@ from oppo_core.trackers.config import TrackerConfig
 from oppo_core.trackers.delivery import Delivery
 from oppo_core.trackers.event_tail import EventTail
 
-MOST_AT_ONCE = 500  # events
-LOOK_EVERY_S = 1.0  # a call for several steps costs little more than one for a single step
-PARENT_EVERY_S = 0.5
-ORPHANS_LIVE_S = 5.0
-NICER = 5  # than the engine, whose cores it shares
-WORD_BYTES = 64
+BATCH_EVENTS = 500
+POLL_S = 1.0  # one call for several steps costs little more than for one
+PARENT_POLL_S = 0.5
+ORPHAN_TIMEOUT_S = 5.0
+NICENESS = 5  # below the engine, which shares the cores
+OUTCOME_BYTES = 64
 
 
-class Engine:
-    """The engine's pipes. `outcome` is how the run ended, once `ended` is set."""
+class EngineConnection:
+    """The pipes to the engine. `outcome` is the run's, once `ended` is set."""
 
     def __init__(self) -> None:
-        # Libraries, and what they start, must neither hold these pipes nor print into them.
+        # Duplicated so that libraries and their child processes neither inherit these pipes nor print into them.
         self._stdin, self._stdout = os.dup(0), os.dup(1)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
@@ -43,52 +43,52 @@ class Engine:
         self.ended = threading.Event()
         threading.Thread(target=self._wait, args=(os.getppid(),), name="engine", daemon=True).start()
 
-    def say(self, words: str) -> None:
-        """A sentence for the run's log."""
+    def log(self, message: str) -> None:
+        """Write a message to the run's log."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._stdout, words.encode() + b"\n")
+            os.write(self._stdout, message.encode() + b"\n")
 
     def _wait(self, parent: int) -> None:
         ready: list[int] = []
         while not ready and os.getppid() == parent:
-            ready, _, _ = select.select([self._stdin], [], [], PARENT_EVERY_S)
-        word = os.read(self._stdin, WORD_BYTES).decode() if ready else ""
-        self.outcome = word or self.outcome
+            ready, _, _ = select.select([self._stdin], [], [], PARENT_POLL_S)
+        outcome = os.read(self._stdin, OUTCOME_BYTES).decode() if ready else ""
+        self.outcome = outcome or self.outcome
         self.ended.set()
-        if not word:
-            time.sleep(ORPHANS_LIVE_S)
+        if not outcome:
+            time.sleep(ORPHAN_TIMEOUT_S)
             os._exit(1)  # the tracker may hang
 
 
 def main() -> None:
-    """Serve one engine."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when to end
+    """Run the tracker of one engine."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine decides when to stop
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICER)
-    engine = Engine()
+    os.nice(NICENESS)
+    engine = EngineConnection()
     config = TrackerConfig(**json.loads(Path(sys.argv[1]).read_text()))
     with config.file("lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a killed engine may still send the same run
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a killed engine's process may still send the same run
         tracker = importlib.import_module(f"oppo_core.trackers.{config.tracker}").TRACKER
-        delivery = Delivery(config, tracker, tracker.rewrites, engine.say, time.sleep)
+        delivery = Delivery(config, tracker, tracker.rewrites, engine.log, time.sleep)
         _follow(delivery, engine)
         delivery.close(engine.outcome)
 
 
-def _follow(delivery: Delivery, engine: Engine) -> None:
+def _follow(delivery: Delivery, engine: EngineConnection) -> None:
     tail = EventTail(Path(delivery.cursor.events), delivery.cursor.offset)
     while True:
-        ended = engine.ended.is_set()  # asked before reading: the engine writes its last events before it ends
-        events = tail.read(MOST_AT_ONCE)
+        ended = engine.ended.is_set()  # read first: the engine writes its last events before
+        events = tail.read(BATCH_EVENTS)
         if tail.skipped:
-            engine.say(f"{tail.skipped} events were deleted before they could be sent to it; they are left out.")
+            engine.log(f"{tail.skipped} events were deleted before they could be sent.")
             tail.skipped = 0
         if events:
             delivery.deliver(events, tail.offset)
         elif ended:
             return
         else:
-            engine.ended.wait(LOOK_EVERY_S)
+            engine.ended.wait(POLL_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far a run was sent to a tracker. Kept in the run's folder, for the next attempt."""
+"""How much of a run was sent to a tracker; saved in the run's folder for the next attempt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Cursor:
-    """Of one tracker.
+    """The cursor of one tracker.
 
     Args:
-        run: the id under which the tracker knows the run.
-        step: the last step that was sent.
-        settled: steps up to this one are not sent again, also if they are trained again.
-        events: the event log, of which everything before byte `offset` was sent.
+        run: the run's id in the tracker.
+        step: the last step sent.
+        settled: steps up to this one are not sent again, even if they are trained again.
+        events: the event log, sent up to byte `offset`.
     """
 
     run: str
@@ -26,17 +26,17 @@ class Cursor:
     offset: int = 0
 
     def save(self, file: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the file atomically."""
         fresh = file.with_name(file.name + ".new")
         fresh.write_text(json.dumps(asdict(self)))
         fresh.replace(file)
 
 
 def read_cursor(file: Path) -> Cursor:
-    """What `file` holds; a new cursor where there is none, or none that can be read."""
+    """The cursor in `file`; a new one if the file is missing or unreadable."""
     try:
-        kept = json.loads(file.read_text())
-        kept.pop("metrics", None)  # of an earlier version
-        return Cursor(**kept)
+        saved = json.loads(file.read_text())
+        saved.pop("metrics", None)  # written by earlier versions
+        return Cursor(**saved)
     except (OSError, ValueError, TypeError, AttributeError):
         return Cursor(run=uuid.uuid4().hex)

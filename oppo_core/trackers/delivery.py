@@ -1,4 +1,4 @@
-"""In a tracker's process: sends events to the tracker, and tries until the tracker has them."""
+"""Sends events to a tracker, with retries, in the tracker's process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from oppo_core.trackers.config import TrackerConfig
 from oppo_core.trackers.cursor import read_cursor
-from oppo_core.trackers.protocol import OpenTracker, RefusedError, Samples, Say, Step, Tracker
+from oppo_core.trackers.protocol import Log, OpenTracker, RefusedError, Samples, Step, Tracker
 
-AXES = ("elapsed_s", "generated_tokens", "device_seconds")  # of a step; sent besides its metrics
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-SAID_LENGTH = 400
+AXES = ("elapsed_s", "generated_tokens", "device_seconds")  # sent with a step's metrics
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+MAX_ERROR_CHARS = 400
 
 
 class Delivery:
@@ -22,23 +22,23 @@ class Delivery:
         config: which tracker and run.
         open_tracker: opens the tracker's run.
         rewrites: see `Tracker`.
-        say: takes a sentence for the run's log.
-        pause: waits so many seconds.
+        log: writes a message to the run's log.
+        pause: sleeps for some seconds.
     """
 
     def __init__(
-        self, config: TrackerConfig, open_tracker: OpenTracker, rewrites: bool, say: Say, pause: Callable[[float], object]
+        self, config: TrackerConfig, open_tracker: OpenTracker, rewrites: bool, log: Log, pause: Callable[[float], object]
     ) -> None:
-        self._config, self._open, self._rewrites, self._say, self._pause = config, open_tracker, rewrites, say, pause
+        self._config, self._open, self._rewrites, self._log, self._pause = config, open_tracker, rewrites, log, pause
         self.cursor = read_cursor(config.file("json"))
-        if self.cursor.events != config.events or self.cursor.offset > config.offset:  # it is of another log
+        if self.cursor.events != config.events or self.cursor.offset > config.offset:
             self.cursor.events, self.cursor.offset = config.events, config.offset
         self._tracker: Tracker | None = None
-        self._takes_samples = True
-        self._complaints: set[str] = set()
+        self._sends_samples = True
+        self._logged_errors: set[str] = set()
 
     def deliver(self, events: list[dict[str, Any]], offset: int) -> None:
-        """Send events, which end at byte `offset` of the log. Returns when the tracker has them, or will never take them."""
+        """Send events, which end at byte `offset` of the log. Returns when the tracker has accepted or refused them."""
         steps: list[Step] = []
         for event in events:
             if event["kind"] == "started":
@@ -57,20 +57,20 @@ class Delivery:
         self._save_cursor()
 
     def close(self, outcome: str) -> None:
-        """End the tracker's run. A failure is reported, and not tried again."""
+        """End the tracker's run. A failure is logged and not retried."""
         if self._tracker is None:
             return
         try:
             self._tracker.close(outcome)
-        except Exception as error:  # noqa: BLE001 - libraries of others raise what they like
-            self._say(_sentence(error, "Its run may be shown as unfinished there."))
+        except Exception as error:  # noqa: BLE001 - third-party libraries raise anything
+            self._log(_message(error, "Its run may be shown as unfinished there."))
 
     def _begin(self, start: int) -> None:
-        """An attempt continues after step `start`."""
+        """Begin an attempt that continues after step `start`."""
         cursor = self.cursor
         if cursor.step > start:
             which = "they replace" if self._rewrites else "it keeps"
-            self._say(f"steps {start + 1} to {cursor.step} may be trained again; {which} what was sent of them before.")
+            self._log(f"steps {start + 1} to {cursor.step} may be trained again; {which} what was sent before.")
             if self._rewrites:
                 self._drop_tracker()
                 cursor.step, cursor.settled = start, 0
@@ -79,7 +79,7 @@ class Delivery:
         self._retry(lambda tracker: None)
 
     def _send(self, steps: list[Step]) -> None:
-        """Steps that were not sent yet, and the last one if it comes again, with an evaluation."""
+        """Send new steps, and the last one again if an evaluation was added to it."""
 
         def send(tracker: Tracker) -> None:
             new = [step for step in steps if step.number >= self.cursor.step and step.number > self.cursor.settled]
@@ -91,35 +91,35 @@ class Delivery:
             self.cursor.step = max(self.cursor.step, steps[-1].number)
 
     def _send_samples(self, samples: Samples) -> None:
-        if self._tracker is None or not self._takes_samples:
+        if self._tracker is None or not self._sends_samples:
             return
         try:
             self._tracker.log_samples(samples)
         except Exception as error:  # noqa: BLE001 - see `close`
-            self._takes_samples = False  # metrics are worth more than texts
-            self._say(_sentence(error, "No more samples are sent to it; metrics are."))
+            self._sends_samples = False
+            self._log(_message(error, "No more samples are sent, only metrics."))
 
     def _retry(self, work: Callable[[Tracker], None]) -> None:
-        """Do `work` with an open tracker; after a failure open it again, after growing pauses."""
-        wait_s = FIRST_WAIT_S
+        """Do `work` with an open tracker; after a failure, reopen it and retry with exponential backoff."""
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 if self._tracker is None:
-                    self._tracker = self._open(self._config, self.cursor, self._say)
+                    self._tracker = self._open(self._config, self.cursor, self._log)
                     self._save_cursor()
                 work(self._tracker)
             except RefusedError as error:
-                self._complain(error, "It is left out.")
+                self._log_error(error, "It is not sent.")
                 return
             except Exception as error:  # noqa: BLE001 - see `close`
-                self._complain(error, "It is tried again, and then gets what it has missed. Training goes on.")
+                self._log_error(error, "It is retried, and missed steps are sent then. Training continues.")
                 self._drop_tracker()
-                self._pause(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
-                if self._complaints:
-                    self._say("it answers again.")
-                    self._complaints.clear()
+                if self._logged_errors:
+                    self._log("connected again.")
+                    self._logged_errors.clear()
                 return
 
     def _drop_tracker(self) -> None:
@@ -129,16 +129,16 @@ class Delivery:
                 tracker.close("failed")
 
     def _save_cursor(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk; then a resumed run may send some steps twice
+        with contextlib.suppress(OSError):  # disk full; a resumed run may send some steps twice
             self.cursor.save(self._config.file("json"))
 
-    def _complain(self, error: Exception, remedy: str) -> None:
-        """Once for each kind of failure, as long as it lasts."""
+    def _log_error(self, error: Exception, remedy: str) -> None:
+        """Log each kind of failure once until calls succeed again."""
         kind = type(error).__name__
-        if kind not in self._complaints:
-            self._complaints.add(kind)
-            self._say(_sentence(error, remedy))
+        if kind not in self._logged_errors:
+            self._logged_errors.add(kind)
+            self._log(_message(error, remedy))
 
 
-def _sentence(error: Exception, remedy: str) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:SAID_LENGTH]}. {remedy}"
+def _message(error: Exception, remedy: str) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}. {remedy}"

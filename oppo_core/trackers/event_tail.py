@@ -1,7 +1,6 @@
-"""Reads a run's event log while the engine appends to it.
+"""Reads a run's event log while the engine appends to it (tail).
 
-The worker may delete the beginning of the log once the platform has it (`worker.outbox`): what was deleted reads as a hole,
-or as zeros. It is skipped and counted.
+The worker may delete the log's uploaded beginning (`worker.outbox`), which then reads as a hole or as zeros; it is skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MAX_LINE_BYTES = 2**22  # more than an event has; zeros may be a longer line
+MAX_LINE_BYTES = 2**22  # longer than any event; deleted bytes may form a longer line
 
 
 class EventTail:
@@ -21,10 +20,10 @@ class EventTail:
     def __init__(self, path: Path, offset: int) -> None:
         self._path = path
         self.offset, self.skipped = offset, 0
-        self._seq = 0  # of the last event
+        self._seq = 0  # number of the last event
 
     def read(self, most: int) -> list[dict[str, Any]]:
-        """The next events, at most so many. A last line without its end is not read yet."""
+        """At most `most` further events. An incomplete last line is left for the next call."""
         events: list[dict[str, Any]] = []
         with self._path.open("rb") as file:
             file.seek(_first_data(file.fileno(), self.offset))
@@ -35,7 +34,7 @@ class EventTail:
                 self.offset = file.tell()
                 try:
                     event = json.loads(line.lstrip(b"\0"))
-                except ValueError:  # its beginning was deleted
+                except ValueError:  # partly deleted
                     continue
                 if self._seq:
                     self.skipped += event["seq"] - self._seq - 1
@@ -45,7 +44,7 @@ class EventTail:
 
 
 def _first_data(descriptor: int, offset: int) -> int:
-    """`offset`, or the end of the hole there."""
+    """`offset`, or the end of the hole at that offset."""
     if sys.platform != "linux":
         return offset
     try:

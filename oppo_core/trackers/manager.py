@@ -1,4 +1,4 @@
-"""In the engine: starts and ends a process for each tracker of a run."""
+"""Starts and stops the tracker processes of a run, in the engine."""
 
 from __future__ import annotations
 
@@ -16,62 +16,62 @@ from oppo_core.reporting.event_log import Journal
 from oppo_core.trackers.config import TITLES, WANDB_KEY, TrackerConfig
 from oppo_core.trackers.cursor import read_cursor
 
-WHEN_STOPPED_S = 5.0  # a pause, and more so a node that shuts down, cannot wait for long
-PASSED_ON_WITHIN_S = 1.0
+STOPPED_FLUSH_S = 5.0  # upper limit when a run is paused or its node shuts down
+MESSAGES_TIMEOUT_S = 1.0
 
 
 class TrackerProcess:
-    """One tracker's process. A thread writes what it prints to the run's log."""
+    """A tracker's process. A thread copies its output to the run's log."""
 
-    def __init__(self, config: TrackerConfig, say: Callable[[str], None]) -> None:
-        """Start it. Raises OSError."""
-        self._config, self._say, self._title = config, say, TITLES[config.tracker]
+    def __init__(self, config: TrackerConfig, log: Callable[[str], None]) -> None:
+        """Start the process. Raises OSError."""
+        self._config, self._log, self._title = config, log, TITLES[config.tracker]
         self._ending = False
         file = config.save()
-        with config.file("log").open("ab") as log:
+        with config.file("log").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "oppo_core.trackers", str(file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=_environment(),
             )  # fmt: skip
-        self._messages = threading.Thread(target=self._pass_on, name=f"tracker-{config.tracker}", daemon=True)
+        self._messages = threading.Thread(target=self._copy_output, name=f"tracker-{config.tracker}", daemon=True)
         self._messages.start()
 
     def end(self, outcome: str) -> None:
-        """Let it send the rest and end."""
+        """Tell the process to send the rest and exit."""
         self._ending = True
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # it has exited
             self.process.stdin.write(outcome.encode())
             self.process.stdin.close()
 
     def wait(self, until: float, step: int) -> None:
-        """After `end`: wait for it until `time.monotonic()` is `until`, then kill it. Says what it lacks of `step` steps."""
+        """After `end`: wait until `time.monotonic()` is `until`, then kill the process. Logs the unsent ones of `step` steps."""
         why = f"its process has ended ({self._config.file('log')})"
         try:
             self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            why = "it had not taken them when time was up (logging.trackers.flush_s)"
+            why = "the time limit logging.trackers.flush_s was reached"
             self.process.kill()
             self.process.wait()
-        self._messages.join(PASSED_ON_WITHIN_S)
+        self._messages.join(MESSAGES_TIMEOUT_S)
         sent = read_cursor(self._config.file("json")).step
         if sent < step:
-            self._say(f"{self._title}: steps {sent + 1} to {step} were left out of it: {why}.")
+            self._log(f"{self._title}: steps {sent + 1} to {step} were not sent: {why}.")
 
-    def _pass_on(self) -> None:
+    def _copy_output(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._say(f"{self._title}: {line.decode(errors='replace').rstrip()}")
+            self._log(f"{self._title}: {line.decode(errors='replace').rstrip()}")
         status = self.process.wait()
         if not self._ending:
-            self._say(
-                f"{self._title}: its process has ended with status {status}, so that no more is sent to it;"
-                f" {self._config.file('log')} has its last words. Training goes on; a resumed run tries again."
+            self._log(
+                f"{self._title}: its process has ended with status {status}, so nothing more is sent; see"
+                f" {self._config.file('log')}. Training continues; a resumed run tries again."
             )
 
 
 class Trackers:
-    """None at first; `start` reads the spec."""
+    """The tracker processes of a run; none until `start`."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -79,7 +79,7 @@ class Trackers:
         self.processes: list[TrackerProcess] = []
 
     def start(self, spec: RunSpec, out: Path) -> None:
-        """Start a process for every tracker that `spec` names; each follows the journal from here on."""
+        """Start a process for each tracker in `spec`; it reads the event log from the present end."""
         settings, journal = spec.logging.trackers, self._journal
         self._flush_s = settings.flush_s
         plain = spec.model_dump(mode="json", exclude=set(PLATFORM_SECTIONS))
@@ -89,27 +89,24 @@ class Trackers:
                 journal.path.stat().st_size, settings.samples_every,
             )  # fmt: skip
             try:
-                self.processes.append(TrackerProcess(config, self._say))
+                self.processes.append(TrackerProcess(config, self._log))
             except OSError as error:
-                self._say(f"{TITLES[name]} cannot be started ({error}): nothing is sent to it. Training goes on.")
+                self._log(f"{TITLES[name]} cannot be started ({error}): nothing is sent. Training continues.")
 
     def close(self, outcome: str, step: int) -> None:
-        """The run ends or pauses after `step`: let them send the rest, all in the same time."""
-        until = time.monotonic() + (min(self._flush_s, WHEN_STOPPED_S) if outcome == "stopped" else self._flush_s)
+        """The run ends or pauses after `step`: stop all processes within one time limit."""
+        until = time.monotonic() + (min(self._flush_s, STOPPED_FLUSH_S) if outcome == "stopped" else self._flush_s)
         for process in self.processes:
             process.end(outcome)
         for process in self.processes:
             process.wait(until, step)
 
-    def _say(self, words: str) -> None:
-        self._journal.write("log", stream="stdout", lines=[words])
+    def _log(self, message: str) -> None:
+        self._journal.write("log", stream="stdout", lines=[message])
 
 
 def _environment() -> dict[str, str]:
-    """The engine's, and where its modules come from; a tracker uses no GPU.
-
-    Of W&B's own variables the key alone: the spec decides, not what was left in some shell.
-    """
+    """The engine's environment with its module paths, without GPUs, and of W&B's variables only the API key."""
     paths = [str(Path(entry).absolute()) for entry in sys.path if entry]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_") or name == WANDB_KEY}
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_") or name == WANDB_KEY}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""Metric names and spec keys as MLflow's servers take them; one that a server refuses would take its whole batch with it."""
+"""Makes metric names and spec keys valid for MLflow, whose servers reject a whole batch for one invalid name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from hashlib import blake2s
 
 LONGEST = 250
-# What has to go. Older servers, and those on Windows, also refuse the colon, which our devices have (`busy/cpu:0`).
+# Refused characters. Older servers, and those on Windows, also refuse the colon (`busy/cpu:0`).
 WIDE = re.compile(r"[^\w/.: -]")
 NARROW = re.compile(r"[^A-Za-z0-9_/. -]")
 DIGITS = 6
 
 
-def allowed_name(name: str, refused: re.Pattern[str] = WIDE) -> str:
-    """The name itself where a server takes it. Otherwise what is refused becomes `_`, and six digits of the name's digest follow,
-    so that two names stay two, in every attempt alike.
+def valid_name(name: str, refused: re.Pattern[str] = WIDE) -> str:
+    """The name itself if valid; otherwise refused characters become `_`, and six digits of the name's digest are appended, which
+    keeps names distinct and equal between attempts.
 
-    MLflow takes names for paths: they may not begin or end with a slash, nor have parts that are empty, `.` or `..`.
+    MLflow treats names as paths: they may not begin or end with a slash, nor have parts that are empty, `.` or `..`.
     """
     parts = (part if part.strip(".") else "_" * len(part) for part in refused.sub("_", name).split("/") if part)
     plain = re.sub(r"^\.\.", "__", "/".join(parts)) or "_"

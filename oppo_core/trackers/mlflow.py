@@ -1,4 +1,4 @@
-"""MLflow: a run on a server, spoken to by MLflow's own client."""
+"""The MLflow tracker: a run on an MLflow server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from oppo_core.trackers.config import TrackerConfig, commit, flat
+from oppo_core.trackers.config import TrackerConfig, commit, flatten
 from oppo_core.trackers.cursor import Cursor
-from oppo_core.trackers.metric_names import LONGEST, NARROW, WIDE, allowed_name
-from oppo_core.trackers.protocol import RefusedError, Samples, Say, Step
+from oppo_core.trackers.metric_names import LONGEST, NARROW, WIDE, valid_name
+from oppo_core.trackers.protocol import Log, RefusedError, Samples, Step
 
-# It waits less and tries again less often than it likes to, because we do that; it stays with the server that was allowed, and
-# tells nobody else that it is used.
+# Short timeouts without retries, because `Delivery` retries; no redirects to servers that are not allowed; no telemetry.
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -21,115 +20,113 @@ VARIABLES = {
 MOST_METRICS, MOST_PARAMS, LONGEST_VALUE, LONGEST_TAG = 1000, 100, 6000, 5000
 STATUS = {"succeeded": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 RUN_TAG, STEP_TAG = "oppo.run", "oppo.step"
-SAID_LENGTH = 400
-# What a server answers to data that it will never take.
+MAX_ERROR_CHARS = 400
+# Error codes for data that a server will never accept.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 Item = TypeVar("Item")
 
 
 class Mlflow:
-    """A run of an MLflow server, found again by the tag `oppo.run`.
+    """A run on an MLflow server, identified by the tag `oppo.run`.
 
-    What was told cannot be taken back there, so steps that are trained again are left alone: the tag `oppo.step`, which
-    comes with the metrics of each step, says how far the server has them. A value that is sent again is kept beside the former.
+    MLflow cannot delete logged values, so steps that are trained again are not sent again. The tag `oppo.step`, sent with the
+    metrics of each step, is the last step on the server.
     """
 
     rewrites = False
 
-    def __init__(self, config: TrackerConfig, cursor: Cursor, say: Say) -> None:
+    def __init__(self, config: TrackerConfig, cursor: Cursor, log: Log) -> None:
         uri, user = config.settings["uri"], config.settings["username"]
         os.environ |= VARIABLES | ({"MLFLOW_TRACKING_USERNAME": user} if user is not None else {})
         from mlflow import entities, exceptions, tracking
 
         self._entities, self._error = entities, exceptions.MlflowException
         self._client = tracking.MlflowClient(tracking_uri=uri)
-        run = self._found(config, cursor) or self._made(config, cursor)
+        run = self._find_run(config, cursor) or self._create_run(config, cursor)
         self._run = run.info.run_id
-        told = int(run.data.tags.get(STEP_TAG, 0))
-        if told > cursor.step:
-            cursor.step = cursor.settled = told
+        logged = int(run.data.tags.get(STEP_TAG, 0))
+        if logged > cursor.step:
+            cursor.step = cursor.settled = logged
         self._client.set_tag(self._run, "oppo.commit", commit() or "unknown")
-        self._spelling = WIDE
+        self._refused = WIDE
         self._last = Step(cursor.step, 0.0, {})
         try:
-            self._accepted(lambda: self._introduce(flat(config.spec), run.data.params))
-        except RefusedError as error:  # steps are worth more than settings
-            say(f"it does not take all of the spec: {' '.join(str(error).split())[:SAID_LENGTH]}")
-        self._shows = _artifacts_go_to_the_server(run.info.artifact_uri, uri)
-        if not self._shows:
-            say(f"answers are not told to it: they would go to {run.info.artifact_uri}, not through the server.")
+            self._send(lambda: self._log_params(flatten(config.spec), run.data.params))
+        except RefusedError as error:
+            log(f"it refused part of the spec: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}")
+        self._logs_samples = _is_proxied(run.info.artifact_uri, uri)
+        if not self._logs_samples:
+            log(f"samples are not sent: its artifacts go to {run.info.artifact_uri}, not through the server.")
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found is not None else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(name))
 
-    def _found(self, config: TrackerConfig, cursor: Cursor) -> Any:
+    def _find_run(self, config: TrackerConfig, cursor: Cursor) -> Any:
         experiment = self._experiment(config.settings["experiment"])
         runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{cursor.run}'", max_results=1)
         if runs:
             self._client.update_run(runs[0].info.run_id, status="RUNNING")
         return runs[0] if runs else None
 
-    def _made(self, config: TrackerConfig, cursor: Cursor) -> Any:
+    def _create_run(self, config: TrackerConfig, cursor: Cursor) -> Any:
         tags = {RUN_TAG: cursor.run, "mlflow.source.name": "oppo", "mlflow.source.git.commit": commit() or "unknown"}
         return self._client.create_run(self._experiment(config.settings["experiment"]), run_name=config.name, tags=tags)
 
-    def _introduce(self, spec: dict[str, Any], known: dict[str, str]) -> None:
-        """The spec as params. They never change there: what a resumed run has otherwise becomes a tag `changed.…`."""
-        texts = {allowed_name(key, self._spelling): str(value)[:LONGEST_VALUE] for key, value in spec.items()}
-        for part in parts([self._entities.Param(key, text) for key, text in texts.items() if key not in known], MOST_PARAMS):
-            self._client.log_batch(self._run, params=part)
+    def _log_params(self, spec: dict[str, Any], known: dict[str, str]) -> None:
+        """Log the spec as params. Params are immutable, so a resumed run's changes become tags `changed.…`."""
+        texts = {valid_name(key, self._refused): str(value)[:LONGEST_VALUE] for key, value in spec.items()}
+        for batch in batched([self._entities.Param(key, text) for key, text in texts.items() if key not in known], MOST_PARAMS):
+            self._client.log_batch(self._run, params=batch)
         changed = {key: text for key, text in texts.items() if key in known and known[key] != text}
         tags = [self._entities.RunTag(f"changed.{key}"[:LONGEST], text[:LONGEST_TAG]) for key, text in changed.items()]
-        for tags_part in parts(tags, MOST_PARAMS):
-            self._client.log_batch(self._run, tags=tags_part)
+        for tag_batch in batched(tags, MOST_PARAMS):
+            self._client.log_batch(self._run, tags=tag_batch)
 
     def log_steps(self, steps: list[Step]) -> None:
-        """As few calls as the server allows. A point that is sent twice is there once."""
-        self._accepted(lambda: self._log(steps))
+        self._send(lambda: self._log(steps))
         self._last = steps[-1]
 
     def _log(self, steps: list[Step]) -> None:
         points = [
-            self._entities.Metric(allowed_name(key, self._spelling), value, int(1000 * step.time), step.number)
+            self._entities.Metric(valid_name(key, self._refused), value, int(1000 * step.time), step.number)
             for step in steps
             for key, value in step.metrics.items()
             if step.number > self._last.number or repr(value) != repr(self._last.metrics.get(key))
         ]
-        for part in parts(points, MOST_METRICS):
-            self._client.log_batch(self._run, metrics=part, tags=[self._entities.RunTag(STEP_TAG, str(part[-1].step))])
+        for batch in batched(points, MOST_METRICS):
+            self._client.log_batch(self._run, metrics=batch, tags=[self._entities.RunTag(STEP_TAG, str(batch[-1].step))])
 
-    def _accepted(self, send: Callable[[], None]) -> None:
-        """Send; where that is refused once more with fewer characters in names, which then stay. Raises RefusedError."""
-        spelling = self._spelling
-        for self._spelling in dict.fromkeys((spelling, NARROW)):
+    def _send(self, send: Callable[[], None]) -> None:
+        """Send; if refused, once more with fewer characters allowed in names, from then on. Raises RefusedError."""
+        previous = self._refused
+        for self._refused in dict.fromkeys((previous, NARROW)):
             try:
                 return send()
             except self._error as error:
                 if error.error_code not in REFUSALS:
                     raise
-                refused = error
-        self._spelling = spelling  # it was not the names
-        raise RefusedError(str(refused)) from refused
+                refusal = error
+        self._refused = previous  # names were not the reason
+        raise RefusedError(str(refusal)) from refusal
 
     def log_samples(self, samples: Samples) -> None:
-        """A file a step among the run's artifacts."""
-        if self._shows:
+        """Write a JSON artifact per step."""
+        if self._logs_samples:
             self._client.log_dict(self._run, {samples.kind: samples.rows}, f"{samples.kind}/step-{samples.step:08d}.json")
 
     def close(self, outcome: str) -> None:
-        """Its status says how it ended."""
         self._client.set_terminated(self._run, STATUS[outcome])
 
 
-def parts(items: list[Item], most: int) -> Iterator[list[Item]]:
-    """`items` in lists of at most so many."""
+def batched(items: list[Item], most: int) -> Iterator[list[Item]]:
+    """`items` in lists of at most `most`."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
 
 
-def _artifacts_go_to_the_server(place: str, uri: str) -> bool:
-    """Anything else, another host or a path of this machine, was not allowed: the server must pass them on."""
+def _is_proxied(place: str, uri: str) -> bool:
+    """Whether the server proxies artifacts; other hosts and local paths are not allowed."""
     given = urlsplit(place)
     return given.scheme == "mlflow-artifacts" and given.netloc in ("", urlsplit(uri).netloc)
 

@@ -1,4 +1,4 @@
-"""What is sent to trackers, and what a tracker must be able to do. One module each: `tensorboard`, `mlflow`, `wandb`."""
+"""The interface of a tracker and the data sent to it. Implementations: `tensorboard`, `mlflow`, `wandb`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Protocol
 from oppo_core.trackers.config import TrackerConfig
 from oppo_core.trackers.cursor import Cursor
 
-Say = Callable[[str], None]  # takes a sentence for the run's log
+Log = Callable[[str], None]  # writes a message to the run's log
 
 
 class RefusedError(Exception):
-    """The tracker will never take this; another try is of no use."""
+    """The tracker will never accept this data, so retries are useless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's `metrics`, its other axes among them; `time` in seconds since 1970."""
+    """A step's `metrics`, including its other axes; `time` in seconds since 1970."""
 
     number: int
     time: float
@@ -40,21 +40,21 @@ class Samples:
 
 
 class Tracker(Protocol):
-    """A tracker's run, opened in its constructor, which takes (config, cursor, say); every call may wait and may fail.
+    """A tracker's run, opened by the constructor with (config, cursor, log). Every call may block and may raise.
 
-    `rewrites`: whether steps that are trained again replace what was sent before. Otherwise they are not sent again.
+    `rewrites`: whether steps that are trained again replace the values sent before; otherwise they are not sent again.
     """
 
     rewrites: bool
 
     def log_steps(self, steps: list[Step]) -> None:
-        """Metrics of some steps, oldest first; the first may come again. Raises RefusedError for what it will never take."""
+        """Log steps, oldest first; the first may have been logged before. Raises RefusedError."""
 
     def log_samples(self, samples: Samples) -> None:
-        """Recorded samples, as text."""
+        """Log recorded samples as text."""
 
     def close(self, outcome: str) -> None:
-        """The end, or a pause: `succeeded`, `stopped` or `failed`."""
+        """End the run with `succeeded`, `stopped` (a pause) or `failed`."""
 
 
-OpenTracker = Callable[[TrackerConfig, Cursor, Say], Tracker]
+OpenTracker = Callable[[TrackerConfig, Cursor, Log], Tracker]

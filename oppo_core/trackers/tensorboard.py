@@ -1,4 +1,4 @@
-"""TensorBoard: event files below the run's folder, a new one each attempt."""
+"""The TensorBoard tracker: an event file per attempt in the run's folder."""
 
 from __future__ import annotations
 
@@ -13,60 +13,57 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from oppo_core.trackers.config import TrackerConfig, commit, flat
+from oppo_core.trackers.config import TrackerConfig, commit, flatten
 from oppo_core.trackers.cursor import Cursor
-from oppo_core.trackers.protocol import Samples, Say, Step
+from oppo_core.trackers.protocol import Log, Samples, Step
 
 QUEUED_EVENTS = 1000
-FLUSHED_EVERY_S = 5
-SHOWN_OF_AN_ANSWER = ("score", "kl", "length", "age", "ending")
+FLUSH_S = 5
+SAMPLE_FIELDS = ("score", "kl", "length", "age", "ending")
 
 
 class TensorBoard:
-    """Writes scalars (32-bit, as its charts are), the spec as hyperparameters and text, and answers as text.
+    """Writes scalars (float32), the spec as hyperparameters and text, and samples as text.
 
-    A session that starts at step n makes TensorBoard forget what earlier files say of n and all later steps.
+    A session start at step n makes TensorBoard drop steps from n on in earlier files.
     """
 
     rewrites = True
 
-    def __init__(self, config: TrackerConfig, cursor: Cursor, _say: Say) -> None:
+    def __init__(self, config: TrackerConfig, cursor: Cursor, _log: Log) -> None:
         folder = Path(config.out) / config.settings["folder"]
-        _wait_for_another_second(folder)
-        self._writer = EventFileWriter(str(folder), QUEUED_EVENTS, FLUSHED_EVERY_S)
+        _wait_for_new_second(folder)
+        self._writer = EventFileWriter(str(folder), QUEUED_EVENTS, FLUSH_S)
         self._last = cursor.step
-        self._forget_from(cursor.step + 1)
+        self._drop_from(cursor.step + 1)
         if cursor.step == 0:
-            self._introduce(config)
+            self._write_spec(config)
         self._writer.flush()
 
-    def _introduce(self, config: TrackerConfig) -> None:
-        """The spec and the tags, as hyperparameters and to read."""
+    def _write_spec(self, config: TrackerConfig) -> None:
+        """Write the spec and tags as hyperparameters and as text."""
         tags = {"name": config.name, "commit": commit() or "unknown"}
-        self._add(0, time.time(), *hparams_pb(flat(config.spec) | {f"tag.{key}": value for key, value in tags.items()}).value)
-        whole = json.dumps({"tags": tags, "spec": config.spec}, indent=1, ensure_ascii=False)
-        self._add(0, time.time(), _text("spec", whole))
+        self._add(0, time.time(), *hparams_pb(flatten(config.spec) | {f"tag.{key}": value for key, value in tags.items()}).value)
+        text = json.dumps({"tags": tags, "spec": config.spec}, indent=1, ensure_ascii=False)
+        self._add(0, time.time(), _text("spec", text))
 
     def log_steps(self, steps: list[Step]) -> None:
-        """An event a step. One that comes again replaces the former."""
         for step in steps:
             if step.number <= self._last:
-                self._forget_from(step.number)
+                self._drop_from(step.number)
             values = [Summary.Value(tag=key, simple_value=value) for key, value in step.metrics.items()]
             self._add(step.number, step.time, *values)
             self._last = step.number
         self._writer.flush()
 
     def log_samples(self, samples: Samples) -> None:
-        """All answers of a step as one text."""
-        self._add(samples.step, samples.time, _text(samples.kind, "\n\n".join(map(_shown, samples.rows))))
+        self._add(samples.step, samples.time, _text(samples.kind, "\n\n".join(map(_format_sample, samples.rows))))
         self._writer.flush()
 
     def close(self, outcome: str) -> None:
-        """Files know no outcome."""
         self._writer.close()
 
-    def _forget_from(self, step: int) -> None:
+    def _drop_from(self, step: int) -> None:
         session = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(step=step, wall_time=time.time(), session_log=session))
 
@@ -74,23 +71,23 @@ class TensorBoard:
         self._writer.add_event(Event(step=step, wall_time=at, summary=Summary(value=values)))
 
 
-def _wait_for_another_second(folder: Path) -> None:
-    """Files are read in the order of their names, which begin with the second of their birth and go on with a process id."""
+def _wait_for_new_second(folder: Path) -> None:
+    """TensorBoard reads files in the order of their names, which begin with the second of their creation."""
     while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.05)
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """Text as it is: indented, so that its Markdown is none."""
+    """Plain text: indented, so that it is not rendered as Markdown."""
     quoted = "\n".join("    " + line for line in text.splitlines())
     shape = {"dim": [{"size": 1}]}
     tensor = TensorProto(dtype="DT_STRING", string_val=[quoted.encode("utf-8", "replace")], tensor_shape=shape)
     return Summary.Value(tag=f"{tag}/text_summary", metadata=create_summary_metadata("", ""), tensor=tensor)
 
 
-def _shown(row: dict[str, object]) -> str:
-    figures = "  ".join(f"{key} {row[key]}" for key in SHOWN_OF_AN_ANSWER if row.get(key) is not None)
-    return f"#{row['sequence_id']}  {figures}\n> {row['prompt']}\n{row['response']}"
+def _format_sample(row: dict[str, object]) -> str:
+    fields = "  ".join(f"{key} {row[key]}" for key in SAMPLE_FIELDS if row.get(key) is not None)
+    return f"#{row['sequence_id']}  {fields}\n> {row['prompt']}\n{row['response']}"
 
 
 TRACKER = TensorBoard

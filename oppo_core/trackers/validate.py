@@ -1,4 +1,4 @@
-"""What stands in the way of a run's trackers, before it starts: missing packages, servers that are not allowed, missing keys."""
+"""Checks a run's trackers before it starts: packages, allowed servers, API keys."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
 
 
 def tracker_errors(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Sentences with what to do. Whether a server answers is not asked: a run does not depend on it."""
-    if environment.get("RANK", "0") != "0":  # the first rank alone speaks to them
+    """Errors with remedies. Servers are not contacted, because a run does not depend on them."""
+    if environment.get("RANK", "0") != "0":
         return
     trackers = spec.logging.trackers
     for name in trackers.enabled:
@@ -28,9 +28,9 @@ def tracker_errors(spec: RunSpec, environment: Mapping[str, str] = os.environ) -
                 f" install it ({EXTRA}), or leave {TITLES[name]} out"
             )
     if trackers.mlflow is not None:
-        yield from _about_host("logging.trackers.mlflow.uri", trackers.mlflow.uri, environment)
+        yield from _host_errors("logging.trackers.mlflow.uri", trackers.mlflow.uri, environment)
     if trackers.wandb is not None and trackers.wandb.mode == "online":
-        yield from _about_host("logging.trackers.wandb", trackers.wandb.url or WANDB_URL, environment)
+        yield from _host_errors("logging.trackers.wandb", trackers.wandb.url or WANDB_URL, environment)
         if not environment.get(WANDB_KEY) and not (Path.home() / ".netrc").exists():
             yield (
                 f"logging.trackers.wandb with mode online needs {WANDB_KEY} in the engine's environment; on the platform"
@@ -38,7 +38,7 @@ def tracker_errors(spec: RunSpec, environment: Mapping[str, str] = os.environ) -
             )
 
 
-def _about_host(field: str, address: str, environment: Mapping[str, str]) -> Iterator[str]:
+def _host_errors(field: str, address: str, environment: Mapping[str, str]) -> Iterator[str]:
     try:
         url = httpx.URL(address)
         allowed = allowed_places(HOSTS_VARIABLE, environment)
@@ -46,8 +46,8 @@ def _about_host(field: str, address: str, environment: Mapping[str, str]) -> Ite
         yield f"{field}: {error}"
         return
     if url.scheme in PORTS and place_of(url) not in allowed:
-        told = environment.get(HOSTS_VARIABLE, "").strip()
+        value = environment.get(HOSTS_VARIABLE, "").strip()
         yield (
-            f"{field} names the server {place_of(url)}, which is not allowed here ({HOSTS_VARIABLE} is {told or 'not set'});"
-            f" whoever runs this machine can allow it by {HOSTS_VARIABLE}={place_of(url)}"
+            f"{field} names the server {place_of(url)}, which is not allowed here ({HOSTS_VARIABLE} is {value or 'not set'});"
+            f" the machine's operator can allow it with {HOSTS_VARIABLE}={place_of(url)}"
         )

@@ -42,4 +42,4 @@ def test_a_program_that_a_library_left_behind_does_not_hold_up_the_end(tmp_path:
         assert not waiting.is_alive()
     finally:
         os.kill(int(asked.read_text()), signal.SIGKILL)
-    assert "steps 1 to 900 were left out of it" in said[-1]
+    assert "steps 1 to 900 were not sent" in said[-1]

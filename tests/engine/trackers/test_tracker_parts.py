@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oppo_core.trackers.config import TrackerConfig, flat
+from oppo_core.trackers.config import TrackerConfig, flatten
 from oppo_core.trackers.cursor import Cursor, read_cursor
 from oppo_core.trackers.delivery import Delivery
 from oppo_core.trackers.event_tail import EventTail
-from oppo_core.trackers.metric_names import NARROW, WIDE, allowed_name
+from oppo_core.trackers.metric_names import NARROW, WIDE, valid_name
 from oppo_core.trackers.protocol import RefusedError, Samples, Step
 from worker.outbox import punch
 
@@ -133,8 +133,8 @@ def test_a_failure_is_told_once_and_tried_again_after_growing_pauses(tmp_path: P
     assert Moody.got == [[1], [2], [4]]
     assert pauses == [0.5, 1.0, 2.0]
     assert said == [
-        "OSError: away for long. It is tried again, and then gets what it has missed. Training goes on.", "it answers again.",
-        "RefusedError: bad. It is left out.", "it answers again.",
+        "OSError: away for long. It is retried, and missed steps are sent then. Training continues.", "connected again.",
+        "RefusedError: bad. It is not sent.", "connected again.",
         "OSError: it is gone. Its run may be shown as unfinished there.",
     ]  # fmt: skip
     assert (sending.cursor.step, sending.cursor.offset) == (4, 40)
@@ -149,7 +149,7 @@ def test_a_later_attempt_goes_on_where_the_log_was_left(tmp_path: Path) -> None:
     assert later.cursor.offset == 20
     later.deliver([*steps(3, 4), started(2), *steps(3, 4, 5)], 70)
     assert Moody.got == [[1, 2], [3, 4], [5]]
-    assert said == ["steps 3 to 4 may be trained again; it keeps what was sent of them before."]
+    assert said == ["steps 3 to 4 may be trained again; it keeps what was sent before."]
     assert delivery(tmp_path, said, [], "another log", 5).cursor.offset == 5
     assert delivery(tmp_path, said, [], offset=60).cursor.offset == 60, "the log was replaced by a shorter one"
 
@@ -162,7 +162,7 @@ def test_the_last_step_may_come_again_and_samples_that_fail_are_given_up(tmp_pat
     sending.deliver([started(0), *steps(1, 2), *samples], 10)
     sending.deliver(steps(2, 3), 20)
     assert Moody.got == [[1, 2], [2, 3]]
-    assert said == ["ValueError: no texts here. No more samples are sent to it; metrics are."]
+    assert said == ["ValueError: no texts here. No more samples are sent, only metrics."]
 
 
 ODD_NAMES = [
@@ -173,18 +173,18 @@ ODD_NAMES = [
 
 def test_names_are_as_mlflow_takes_them() -> None:
     for name in ("busy/cpu:0", "critic/score/mean", "a b", ".a", "a..", "größe", "x" * 250):
-        assert allowed_name(name) == name
-    assert allowed_name("acc (%)").startswith("acc ___-")
-    assert allowed_name("busy/cpu:0", NARROW).startswith("busy/cpu_0-")
-    changed = [allowed_name(name) for name in ODD_NAMES]
+        assert valid_name(name) == name
+    assert valid_name("acc (%)").startswith("acc ___-")
+    assert valid_name("busy/cpu:0", NARROW).startswith("busy/cpu_0-")
+    changed = [valid_name(name) for name in ODD_NAMES]
     assert len(set(changed)) == len(ODD_NAMES)
-    assert [allowed_name(name) for name in changed] == changed
+    assert [valid_name(name) for name in changed] == changed
 
 
 @given(st.text(max_size=300) | st.lists(st.sampled_from([*"./ :%ä", "x"])).map("".join), st.sampled_from([WIDE, NARROW]))
 def test_a_changed_name_is_one_that_stays(name: str, refused: re.Pattern[str]) -> None:
-    key = allowed_name(name, refused)
-    assert allowed_name(key, refused) == key
+    key = valid_name(name, refused)
+    assert valid_name(key, refused) == key
     assert posixpath.normpath(key) == key
     assert not refused.search(key)
     assert not key.startswith(("/", ".."))
@@ -192,6 +192,6 @@ def test_a_changed_name_is_one_that_stays(name: str, refused: re.Pattern[str]) -
 
 
 def test_a_spec_is_laid_flat() -> None:
-    assert flat({"a": {"b": 1, "c": None}, "d": [1, 2], "e": [], "f": [{"g": True}, {"g": False}], "h": "x"}) == {
+    assert flatten({"a": {"b": 1, "c": None}, "d": [1, 2], "e": [], "f": [{"g": True}, {"g": False}], "h": "x"}) == {
         "a.b": 1, "d": "[1, 2]", "f.0.g": True, "f.1.g": False, "h": "x",
     }  # fmt: skip

@@ -144,9 +144,9 @@ class WandbReader:
         return [file.read_text() for file in (out / "wandb").glob("offline-run-*/files/media/table/*samples*")]
 
     def settings(self, out: Path) -> dict[str, str]:
-        from oppo_core.trackers.config import flat
+        from oppo_core.trackers.config import flatten
 
-        return {key: str(value) for key, value in flat(self._ask(out)["config"]).items()}
+        return {key: str(value) for key, value in flatten(self._ask(out)["config"]).items()}
 
 
 # A LevelDB log: 7 bytes of header, then blocks of 32 KiB with parts of records: (checksum, length, kind), 1 and 4 end one.
