@@ -13,7 +13,7 @@ import oppo_platform.scheduling.policy.queue as queue
 from oppo_platform.scheduling.policy.fair_share import Shares
 from oppo_platform.scheduling.policy.placement import ClusterDevices
 from oppo_platform.scheduling.policy.plan_state import PlanState
-from oppo_platform.scheduling.policy.preemption import Search
+from oppo_platform.scheduling.policy.preemption import VictimSearch
 from oppo_platform.scheduling.policy.quota import Ledger, Tier
 from oppo_platform.scheduling.policy.snapshot import PolicySettings
 
@@ -41,27 +41,27 @@ def _half(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_more(spare: Callable[..., Any]) -> Callable[..., Any]:
-    def wasteful(search: Search, chosen: list[Any]) -> list[Any]:
+    def wasteful(search: VictimSearch, chosen: list[Any]) -> list[Any]:
         kept = spare(search, chosen)
-        return kept + [v for v in search.candidates if v not in kept and search._legal([*kept, v])][:1]
+        return kept + [v for v in search.candidates if v not in kept and search._allowed([*kept, v])][:1]
 
     return wasteful
 
 
 def _only_the_first(explain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda board: dict(list(explain(board).items())[:1])
+    return lambda state: dict(list(explain(state).items())[:1])
 
 
 def _own_only_in_name(tier: Callable[..., Tier]) -> Callable[..., Tier]:
     return lambda ledger, account, devices: max(Tier.BORROWED, tier(ledger, account, devices))
 
 
-def _whatever_is_borrowed(search: Search, team_id: int, lost: int, *_: int) -> bool:
-    return search.board.ledger.borrowed((team_id, search.place.pool_id), lost) > 0
+def _whatever_is_borrowed(search: VictimSearch, team_id: int, lost: int, *_: int) -> bool:
+    return search.state.ledger.borrowed((team_id, search.place.pool_id), lost) > 0
 
 
 def _as_it_comes(bins: Any, part: int, nodes: int, amount: Any) -> Any:
-    return placement.whole_cut(bins, part * nodes, nodes, amount)
+    return placement.select_whole_nodes(bins, part * nodes, nodes, amount)
 
 
 def _the_same(settings: PolicySettings, preempted: int) -> float:
@@ -74,22 +74,24 @@ def _endless(settings: PolicySettings, preempted: int) -> float:
 
 MUTANTS = [
     Mutant("placed devices stay free", ClusterDevices, "take", lambda *_: [], "no_device_twice"),
-    Mutant("no limit to borrowing", Ledger, "team_limit", lambda *_: None, "no_quota_exceeded"),
+    Mutant("no limit to borrowing", Ledger, "limit", lambda *_: None, "no_quota_exceeded"),
     Mutant("a gang starts with a device less", ClusterDevices, "fit", _half(ClusterDevices.fit), "gangs_whole"),
-    Mutant("so many nodes are so many at most", placement, "even_cut", _as_it_comes, "exact_nodes"),
+    Mutant("so many nodes are so many at most", placement, "select_even", _as_it_comes, "exact_nodes"),
     Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
     Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
     Mutant(
-        "young runs are stopped", PlanState, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"
+        "young runs are stopped", PlanState, "may_stop", lambda state, run: run.run_id not in state.leaving, "victims_allowed"
     ),
     Mutant("who was preempted is as young as others", PolicySettings, "protection_s", _the_same, "victims_allowed"),
     Mutant("protection grows without end", PolicySettings, "protection_s", _endless, "owners_get_their_own"),
-    Mutant("what is owned is reclaimed", Search, "may_reclaim", lambda *_: True, "only_borrowed_reclaimed"),
-    Mutant("one victim more than needed", Search, "_spare", _one_more(Search._spare), "victims_minimal"),
-    Mutant("backfill without a bound", backfill, "bound_s", lambda *_: 0.0, "reservations_kept"),
+    Mutant("what is owned is reclaimed", VictimSearch, "may_reclaim", lambda *_: True, "only_borrowed_reclaimed"),
+    Mutant(
+        "one victim more than needed", VictimSearch, "_drop_unneeded", _one_more(VictimSearch._drop_unneeded), "victims_minimal"
+    ),
+    Mutant("backfill without a bound", backfill, "max_stay_s", lambda *_: 0.0, "reservations_kept"),
     Mutant("own quota does not go first", Ledger, "tier", _own_only_in_name(Ledger.tier), "own_quota_first"),
-    Mutant("nothing is kept for the head", ClusterDevices, "keep", lambda *_: None, "no_starvation"),
-    Mutant("reclaim whenever something is borrowed", Search, "may_reclaim", _whatever_is_borrowed, "no_ping_pong"),
+    Mutant("nothing is kept for the head", ClusterDevices, "reserve_devices", lambda *_: None, "no_starvation"),
+    Mutant("reclaim whenever something is borrowed", VictimSearch, "may_reclaim", _whatever_is_borrowed, "no_ping_pong"),
     Mutant("nothing is charged in advance", Shares, "charge", lambda *_: None, "burst_does_not_win"),
-    Mutant("reserved devices go to whoever fits", backfill, "bound_s", lambda *_: 1.0, "reservation_kept_in_time"),
+    Mutant("reserved devices go to whoever fits", backfill, "max_stay_s", lambda *_: 1.0, "reservation_kept_in_time"),
 ]

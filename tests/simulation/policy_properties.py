@@ -96,7 +96,6 @@ def _suits(run: WaitingRun, node: Node, placement: Placement) -> bool:
     kinds = {d.kind for d in node.devices if d.device_id in placement.devices[node.node_id]}
     return (
         node.pool_id == placement.pool_id
-        and (run.pools is None or node.pool_id in run.pools)
         and run.needs <= node.offers
         and (run.home is None or run.home[0] == node.node_id)
         and node.node_id not in run.excluded_nodes
@@ -221,8 +220,6 @@ def _fits(run: WaitingRun, pool_id: int, room: set[int], snapshot: Snapshot) -> 
         ):
             continue
         if not run.needs <= node.offers or (run.home and run.home[0] != node.node_id):
-            continue
-        if run.pools is not None and pool_id not in run.pools:
             continue
         ready = [d for d in node.devices if d.state == "ready" and run.kind in ("any", d.kind) and d.device_id in room]
         if run.nodes is None and len(ready) >= run.devices:

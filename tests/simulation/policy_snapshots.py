@@ -110,7 +110,6 @@ def _waiting(rng: Random, run_id: int, nodes: list[Node]) -> WaitingRun:
         nodes_max=rng.choice([1, 1, 2, 3]),
         kind=rng.choice(["any", "cuda", "cuda"]),
         needs=frozenset([NEED] if rng.random() < 0.15 else []),
-        pools=frozenset([1]) if rng.random() < 0.1 else None,
         home=(home.node_id, home.name) if rng.random() < 0.1 else None,
         submitted_at=float(rng.randint(0, 4)),
         preemptible=rng.random() < 0.75,

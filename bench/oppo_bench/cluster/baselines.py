@@ -9,15 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from oppo_platform.scheduling.policy import Backfill, Decisions, Placement, Reservation, Snapshot, WaitingRun
-from oppo_platform.scheduling.policy.placement import UNKNOWN, ClusterDevices, Cut, Place, cut
+from oppo_platform.scheduling.policy.placement import UNKNOWN, ClusterDevices, Place, Selection, select_devices
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode
 
 
 def fifo(snapshot: Snapshot, now: float) -> Decisions:
     """First in, first out: a run that does not fit blocks all runs behind it."""
-    room, placements = ClusterDevices(snapshot, now), list[Placement]()
+    cluster, placements = ClusterDevices(snapshot, now), list[Placement]()
     for run in _in_order(snapshot):
-        placed = _start(run, room, now)
+        placed = _start(run, cluster, now)
         if placed is None:
             break
         placements.append(placed)
@@ -32,18 +32,18 @@ def easy(snapshot: Snapshot, now: float) -> Decisions:
         run without
         an estimate gets no reserved device. A wrong estimate delays the head: nothing is stopped for it.
     """
-    room, placements, queue = ClusterDevices(snapshot, now), list[Placement](), _in_order(snapshot)
+    cluster, placements, queue = ClusterDevices(snapshot, now), list[Placement](), _in_order(snapshot)
     while queue:
-        placed = _start(queue[0], room, now)
+        placed = _start(queue[0], cluster, now)
         if placed is None:
             break
         placements.append(placed)
         del queue[0]
     if not queue:
         return Decisions(placements=tuple(placements))
-    reservation = _reserve(queue[0], room)
+    reservation = _reserve(queue[0], cluster)
     for run in queue[1:]:
-        placed = _start(run, room, now) or _start_around(run, room, now, reservation)
+        placed = _start(run, cluster, now) or _start_around(run, cluster, now, reservation)
         if placed is not None:
             placements.append(placed)
     return Decisions(placements=tuple(placements), reservations=(reservation,))
@@ -53,25 +53,25 @@ def _in_order(snapshot: Snapshot) -> list[WaitingRun]:
     return sorted(snapshot.waiting, key=lambda run: (run.submitted_at, run.run_id))
 
 
-def _start(run: WaitingRun, room: ClusterDevices, now: float) -> Placement | None:
-    demand = room.demand(run)
+def _start(run: WaitingRun, cluster: ClusterDevices, now: float) -> Placement | None:
+    demand = cluster.demand(run)
     for place in demand.places:
-        devices = room.fit(demand, place)
+        devices = cluster.fit(demand, place)
         if devices is not None:
-            room.take(devices, _end(run, now))
+            cluster.take(devices, _end(run, now))
             return Placement(run.run_id, place.pool_id, devices)
     return None
 
 
-def _start_around(run: WaitingRun, room: ClusterDevices, now: float, head: Reservation) -> Placement | None:
+def _start_around(run: WaitingRun, cluster: ClusterDevices, now: float, head: Reservation) -> Placement | None:
     """Place a run on devices reserved for the head, if its estimate ends before they are needed."""
-    demand, until = room.demand(run), _end(run, now)
+    demand, until = cluster.demand(run), _end(run, now)
     if until == UNKNOWN or head.start is None:
         return None
     for place in demand.places:
-        devices = room.fit_around(demand, place, until)
+        devices = cluster.fit_around(demand, place, until)
         if devices is not None:
-            room.take(devices, until)
+            cluster.take(devices, until)
             return Placement(run.run_id, place.pool_id, devices, Backfill(head.run_id, head.start))
     return None
 
@@ -80,26 +80,26 @@ def _end(run: WaitingRun, now: float) -> float:
     return UNKNOWN if run.estimate_s is None else now + run.estimate_s
 
 
-def _reserve(run: WaitingRun, room: ClusterDevices) -> Reservation:
+def _reserve(run: WaitingRun, cluster: ClusterDevices) -> Reservation:
     """Reserve the devices on which the run can start first, by the estimates of the running runs."""
-    found = [(*_earliest(run, place), place.pool_id) for place in room.demand(run).places]
+    found = [(*_earliest(run, place), place.pool_id) for place in cluster.demand(run).places]
     start, devices, pool_id = min(found, key=lambda entry: (entry[0], entry[2]))
     reservation = Reservation(run.run_id, pool_id, devices, None if start == UNKNOWN else start)
-    room.keep(reservation, UNKNOWN)
+    cluster.reserve_devices(reservation, UNKNOWN)
     return reservation
 
 
 def _earliest(run: WaitingRun, place: Place) -> tuple[float, DevicesByNode]:
     """The earliest time at which enough devices are expected to be free, and these devices."""
-    instants = sorted({instant for each in place.bins for instant in each.free_at.values()})
-    first = bisect_left(instants, True, key=lambda instant: _cut_at(run, place, instant) is not None)
-    chosen = _cut_at(run, place, instants[first])
+    instants = sorted({instant for each in place.groups for instant in each.free_at.values()})
+    first = bisect_left(instants, True, key=lambda instant: _select_at(run, place, instant) is not None)
+    chosen = _select_at(run, place, instants[first])
     assert chosen is not None, "a place is one that could hold the run when all of it is free"
     return instants[first], {each.node.node_id: _first_free(each.free_at, count) for each, count in chosen}
 
 
-def _cut_at(run: WaitingRun, place: Place, instant: float) -> Cut | None:
-    return cut(place.bins, run, lambda b: sum(free <= instant for free in b.free_at.values()))
+def _select_at(run: WaitingRun, place: Place, instant: float) -> Selection | None:
+    return select_devices(place.groups, run, lambda b: sum(free <= instant for free in b.free_at.values()))
 
 
 def _first_free(free_at: dict[int, float], count: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The scheduling policy: pure Python, a function from a snapshot of the cluster to decisions (docs/scheduling.md).
 
-`plan(snapshot, now)` decides one cycle, `feasible_ever(run, snapshot)` refuses at submit runs that can never start.
-No ORM, no clock, no Django: the scheduler, the simulator and the tests call the same functions.
+`plan(snapshot, now)` decides one cycle, `feasible_ever(run, snapshot)` rejects impossible requests at submit.
+Without ORM, clock and Django: scheduler, simulator and tests call the same functions.
 """
 
 from oppo_platform.scheduling.policy.plan import feasible_ever, plan

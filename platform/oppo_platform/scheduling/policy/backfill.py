@@ -1,10 +1,8 @@
-"""Reservations for blocked runs, and backfill in front of them.
+"""EASY backfill: start estimates of blocked runs, and runs that start ahead of a reservation.
 
-A blocked run's start is estimated from when devices become free, with those of earlier runs in use for their expected time (list
-scheduling). The first blocked run of a pool, its head, gets a reservation. Other runs may use a reserved device only if they
-surely leave it in time: by an enforced `max_runtime`, or, if preemptible, by a measured estimate; a run that is still there at
-the
-reservation is preempted.
+A blocked run's start is estimated by list scheduling: devices of runs ahead of it count as used for their expected time. A pool's
+first blocked run, its head, gets its devices reserved. Another run may use a reserved device only if it is certain to release it
+in time: by an enforced `max_runtime`, or, if preemptible, by a measured estimate; at the reservation it is preempted.
 """
 
 from __future__ import annotations
@@ -14,84 +12,72 @@ from oppo_platform.scheduling.policy.plan_state import PlanState
 from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, PolicySettings, WaitingRun
 
 
-def bound_s(run: WaitingRun, settings: PolicySettings) -> float:
-    """Seconds after which the run has surely left its devices; `UNKNOWN` without a bound.
-
-    A run bounded by preemption is not stopped before its minimum run time, however short its estimate.
-    """
+def max_stay_s(run: WaitingRun, settings: PolicySettings) -> float:
+    """Seconds after which the run is certain to release its devices, at least its protected time if preempted; else `UNKNOWN`."""
     enforced = UNKNOWN if run.max_runtime_s is None else run.max_runtime_s
     if not run.preemptible or run.estimate_s is None:
         return enforced
     return min(enforced, max(run.estimate_s, settings.protection_s(run.preempted)))
 
 
-def backfill(run: WaitingRun, demand: Demand, board: PlanState) -> bool:
-    """Start the run on devices with later reservations, if it surely leaves in time."""
-    until = board.now + bound_s(run, board.snapshot.settings)
+def backfill(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
+    """Start the run on reserved devices if it is certain to release them in time."""
+    until = state.now + max_stay_s(run, state.snapshot.settings)
     if until == UNKNOWN:
         return False
     for place in demand.places:
-        if not board.ledger.fits_until((run.team_id, place.pool_id), run.devices, until):
+        if not state.ledger.fits_until((run.team_id, place.pool_id), run.devices, until):
             continue
-        devices = board.room.fit_around(demand, place, until)
+        devices = state.cluster.fit_around(demand, place, until)
         if devices is not None:
-            board.place(run, place, devices, _condition(devices, place, board))
+            state.place(run, place, devices, _condition(devices, place, state))
             return True
     return False
 
 
-def _condition(devices: DevicesByNode, place: Place, board: PlanState) -> Backfill | None:
-    """The run to make way for, and when: the earliest reservation on its devices."""
-    reserved = [b.reserved[d] for b in place.bins for d in devices.get(b.node.node_id, ()) if d in b.reserved]
+def _condition(devices: DevicesByNode, place: Place, state: PlanState) -> Backfill | None:
+    """The earliest reservation on the devices: the run to make way for, and when."""
+    reserved = [b.reserved[d] for b in place.groups for d in devices.get(b.node.node_id, ()) if d in b.reserved]
     first = min((r for r in reserved if r.start is not None), key=lambda r: (r.start, r.run_id), default=None)
     return None if first is None or first.start is None else Backfill(first.run_id, first.start)
 
 
-def earliest(demand: Demand, place: Place, board: PlanState, preferred: frozenset[int]) -> tuple[float, DevicesByNode]:
-    """Earliest estimated start of the run there, and its devices; `preferred`: its devices in the last plan."""
-    if demand.nodes is not None:
-        return _even_nodes(demand.devices // demand.nodes, demand.nodes, place, preferred)
-    single = [
-        (*_opening(b, demand.devices), sum(d not in preferred for d in b.free_at), b.node.node_id, b)
-        for b in place.bins
-        if b.size >= demand.devices
-    ]
-    if single:
-        start, _, _, _, best = min(single, key=lambda entry: entry[:4])
-        return start, {best.node.node_id: _first_free(best, demand.devices)}
-    return _whole_nodes(demand, place)
-
-
-def _even_nodes(part: int, nodes: int, place: Place, preferred: frozenset[int]) -> tuple[float, DevicesByNode]:
-    """The same for an equal part on each of several nodes: those that open first."""
+def earliest(demand: Demand, place: Place, preferred: frozenset[int] = frozenset()) -> tuple[float, DevicesByNode]:
+    """The estimated start there and the devices; `preferred`: the run's devices in the last plan."""
+    nodes = demand.nodes or 1
+    part = demand.devices // nodes
     able = [
-        (*_opening(b, part), sum(d not in preferred for d in b.free_at), b.node.node_id, b) for b in place.bins if b.size >= part
+        (*_free_time(b, part), sum(d not in preferred for d in b.free_at), b.node.node_id, b)
+        for b in place.groups
+        if b.size >= part
     ]
+    if not able:
+        return _earliest_whole_nodes(demand, place)
     first = sorted(able, key=lambda entry: entry[:4])[:nodes]
     return max(entry[0] for entry in first), {b.node.node_id: _first_free(b, part) for *_, b in first}
 
 
-def _opening(each: NodeDevices, devices: int) -> tuple[float, int]:
-    """When so many of its devices are free, and for how many of them that is unknown."""
-    times = sorted(each.free_at.values())[:devices]
+def _free_time(group: NodeDevices, devices: int) -> tuple[float, int]:
+    """When this many devices are free, and how many of them are free at an unknown time."""
+    times = sorted(group.free_at.values())[:devices]
     return times[-1], sum(time == UNKNOWN for time in times)
 
 
-def _first_free(each: NodeDevices, devices: int) -> tuple[int, ...]:
-    return tuple(sorted(each.free_at, key=lambda device_id: (each.free_at[device_id], device_id))[:devices])
+def _first_free(group: NodeDevices, devices: int) -> tuple[int, ...]:
+    return tuple(sorted(group.free_at, key=lambda device_id: (group.free_at[device_id], device_id))[:devices])
 
 
-def _whole_nodes(demand: Demand, place: Place) -> tuple[float, DevicesByNode]:
-    def whole(each: NodeDevices) -> tuple[float, int, int, int]:
-        return *_opening(each, each.size), -each.size, each.node.node_id
+def _earliest_whole_nodes(demand: Demand, place: Place) -> tuple[float, DevicesByNode]:
+    def whole(group: NodeDevices) -> tuple[float, int, int, int]:
+        return *_free_time(group, group.size), -group.size, group.node.node_id
 
-    for bins in (sorted(place.bins, key=whole), sorted(place.bins, key=lambda b: (-b.size, whole(b)))):
+    for groups in (sorted(place.groups, key=whole), sorted(place.groups, key=lambda b: (-b.size, whole(b)))):
         chosen, rest, start = dict[int, tuple[int, ...]](), demand.devices, 0.0
-        for each in bins[: demand.nodes_max]:
-            count = min(rest, each.size)
+        for group in groups[: demand.nodes_max]:
+            count = min(rest, group.size)
             if count:
-                chosen[each.node.node_id] = _first_free(each, count)
-                start, rest = max(start, _opening(each, count)[0]), rest - count
+                chosen[group.node.node_id] = _first_free(group, count)
+                start, rest = max(start, _free_time(group, count)[0]), rest - count
         if rest == 0:
             return start, chosen
-    raise AssertionError("a place is one that could hold the demand when all of it is free")
+    raise AssertionError("a place can hold the demand when all of its devices are free")

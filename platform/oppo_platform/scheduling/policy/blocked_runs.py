@@ -1,11 +1,11 @@
-"""Handling of a run that cannot start: preempt others for it, or let it wait with a reservation, an estimate, or its turn."""
+"""Runs that cannot start: preemption for them, or a wait with a reservation, an estimate, or neither."""
 
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import earliest
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
-from oppo_platform.scheduling.policy.preemption import Cause, Cleared, make_room
+from oppo_platform.scheduling.policy.preemption import Cause, find_victims
 from oppo_platform.scheduling.policy.snapshot import WaitingRun
 
 STOP_TEXT = {
@@ -15,85 +15,76 @@ STOP_TEXT = {
 }
 
 
-def make_way(run: WaitingRun, demand: Demand, board: PlanState) -> bool:
-    """Preempt runs, or wait for stopping ones, and reserve their devices for the run; False if neither is possible."""
+def preempt_for(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
+    """Preempt running runs, or wait for stopping ones, and reserve their devices for the run; False if that is impossible."""
     key = (run.team_id, id(demand), run.priority)
-    if key in board.nobody_for or not within_lookahead(demand, board):
+    if key in state.unpreemptable or not _within_lookahead(demand, state):
         return False
-    cleared = make_room(run, demand, board, board.may_stop)
-    if cleared is None:
-        board.nobody_for.add(key)
-        _await(run, demand, board)
+    clearance = find_victims(run, demand, state, state.may_stop)
+    if clearance is None:
+        state.unpreemptable.add(key)
+        _note_protected_victims(run, demand, state)
         return False
-    ready = board.now + board.snapshot.settings.stop_s
-    if cleared.victims and _start_by_itself(run, demand, board) <= ready:
-        return False
-    _clear(run, cleared, board)
-    asked_before = any(r.cleared and r.run_id == run.run_id for r in board.snapshot.reservations)
-    board.reserve(run, cleared.place, cleared.devices, ready, cleared=bool(cleared.victims) or asked_before)
-    board.looked_at[cleared.place.pool_id] += 1
-    victims = tuple(victim.run for victim in cleared.victims)
-    board.blocked.append(Blocked(run, demand, "preempting", ready, cleared.place, victims))
+    ready = state.now + state.snapshot.settings.stop_s
+    if clearance.victims and min((earliest(demand, place)[0] for place in state.options(run)), default=UNKNOWN) <= ready:
+        return False  # it starts as early without preemption
+    for victim in clearance.victims:
+        state.stop(victim.run, run, victim.cause.name.lower(), STOP_TEXT[victim.cause])
+        for group, ids in victim.by_node.items():
+            group.vacating.update(ids)
+    cleared_before = any(r.cleared and r.run_id == run.run_id for r in state.snapshot.reservations)
+    state.reserve(run, clearance.place, clearance.devices, ready, cleared=bool(clearance.victims) or cleared_before)
+    state.examined[clearance.place.pool_id] += 1
+    victims = tuple(victim.run for victim in clearance.victims)
+    state.blocked.append(Blocked(run, demand, "preempting", ready, clearance.place, victims))
     return True
 
 
-def _clear(run: WaitingRun, cleared: Cleared, board: PlanState) -> None:
-    for victim in cleared.victims:
-        board.stop(victim.run, run, victim.cause.name.lower(), STOP_TEXT[victim.cause])
-        for each, ids in victim.by_bin.items():
-            each.soon.update(ids)
-
-
-def _await(run: WaitingRun, demand: Demand, board: PlanState) -> None:
-    """Record runs that may be stopped for it once they have run for their minimum time."""
-    if all(board.protected_until(other) <= board.now for place in demand.places for other in board.running(place.pool_id)):
+def _note_protected_victims(run: WaitingRun, demand: Demand, state: PlanState) -> None:
+    """Store the runs that may be preempted for this run once their protected time has passed, for its reason."""
+    if all(state.protected_until(other) <= state.now for place in demand.places for other in state.running(place.pool_id)):
         return
-    later = make_room(run, demand, board, board.may_stop_later)
+    later = find_victims(run, demand, state, state.may_stop_later)
     victims = () if later is None else tuple(victim.run for victim in later.victims)
-    # With more candidates the search may also end without too young ones.
-    if any(board.protected_until(victim) > board.now for victim in victims):
-        board.awaited[run.run_id] = victims
+    # The larger search may also end without a protected victim.
+    if any(state.protected_until(victim) > state.now for victim in victims):
+        state.protected_victims[run.run_id] = victims
 
 
-def _start_by_itself(run: WaitingRun, demand: Demand, board: PlanState) -> float:
-    return min((earliest(demand, place, board, frozenset())[0] for place in board.options(run)), default=UNKNOWN)
+def _within_lookahead(demand: Demand, state: PlanState) -> bool:
+    return any(state.examined[place.pool_id] < state.snapshot.settings.lookahead for place in demand.places)
 
 
-def within_lookahead(demand: Demand, board: PlanState) -> bool:
-    """Whether one of its pools has fewer handled blocked runs than the lookahead."""
-    return any(board.looked_at[place.pool_id] < board.snapshot.settings.lookahead for place in demand.places)
-
-
-def wait(run: WaitingRun, demand: Demand, board: PlanState) -> None:
-    """Record why the run waits; the first of a pool gets a reservation, those up to the lookahead an estimate."""
-    options = board.options(run)
-    if not within_lookahead(demand, board):
-        board.blocked.append(Blocked(run, demand, "devices" if options else "quota", place=(options or demand.places)[0]))
+def block(run: WaitingRun, demand: Demand, state: PlanState) -> None:
+    """Record why the run waits; a pool's head gets a reservation, runs within the lookahead an estimate."""
+    options = state.options(run)
+    if not _within_lookahead(demand, state):
+        state.blocked.append(Blocked(run, demand, "devices" if options else "quota", place=(options or demand.places)[0]))
     elif options:
-        _wait_for_devices(run, demand, options, board)
+        _wait_for_devices(run, demand, options, state)
     else:
-        _wait_for_quota(run, demand, board)
+        _wait_for_quota(run, demand, state)
 
 
-def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], board: PlanState) -> None:
-    preferred = board.reserved_before(run)
-    result = [(*earliest(demand, place, board, preferred), place) for place in options]
-    start, devices, place = min(result, key=lambda entry: entry[0])
-    board.looked_at[place.pool_id] += 1
-    if place.pool_id in board.heads:
-        board.room.expect(devices, board.end(run, start))
+def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], state: PlanState) -> None:
+    preferred = state.reserved_before(run)
+    estimates = [(*earliest(demand, place, preferred), place) for place in options]
+    start, devices, place = min(estimates, key=lambda entry: entry[0])
+    state.examined[place.pool_id] += 1
+    if place.pool_id in state.heads:
+        state.cluster.expect(devices, state.end(run, start))
     else:
-        board.heads[place.pool_id] = run.run_id
-        board.reserve(run, place, devices, start)
-    board.blocked.append(Blocked(run, demand, "devices", start, place))
+        state.heads[place.pool_id] = run.run_id
+        state.reserve(run, place, devices, start)
+    state.blocked.append(Blocked(run, demand, "devices", start, place))
 
 
-def _wait_for_quota(run: WaitingRun, demand: Demand, board: PlanState) -> None:
-    """Reserve quota for the team's blocked run, or small later runs would keep it waiting forever."""
-    result = [(board.quota_from(run, place.pool_id), place) for place in demand.places]
-    start, place = min(result, key=lambda entry: entry[0])
+def _wait_for_quota(run: WaitingRun, demand: Demand, state: PlanState) -> None:
+    """Promise quota to the run, so that later small runs of the team do not starve it."""
+    estimates = [(state.quota_from(run, place.pool_id), place) for place in demand.places]
+    start, place = min(estimates, key=lambda entry: entry[0])
     account = (run.team_id, place.pool_id)
-    board.looked_at[place.pool_id] += 1
-    if account not in board.ledger.promised_from:
-        board.ledger.promise(account, run.devices, start)
-    board.blocked.append(Blocked(run, demand, "quota", start, place))
+    state.examined[place.pool_id] += 1
+    if account not in state.ledger.promised_from:
+        state.ledger.promise(account, run.devices, start)
+    state.blocked.append(Blocked(run, demand, "quota", start, place))

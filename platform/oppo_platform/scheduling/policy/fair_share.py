@@ -1,10 +1,9 @@
-"""Fair sharing between teams by decayed GPU-seconds.
+"""Fair share between teams: decayed GPU-seconds ÷ weight.
 
 Usage of a team at instant n, with half-life H and τ = H ÷ ln 2:
-    U(n) = U(t)·2^(−(n−t)/H)  +  Σ over its running runs of devices · τ · (1 − 2^(−(n−s)/H)),  s = the later of its start and
-    t.
-A run counts as at least `submit_penalty_s` on each of its devices as soon as it is placed, so that many submissions at once
-cannot all win before the first of them has used anything. Share = U ÷ weight; the lowest share goes first.
+    U(n) = U(t)·2^(−(n−t)/H)  +  Σ over its running runs of devices · τ · (1 − 2^(−(n−s)/H)),  s = the later of its start and t.
+A placed run counts as at least `submit_penalty_s` on each of its devices, so that a burst of submissions cannot start before its
+first run has used anything. Share = U ÷ weight; the lowest share goes first.
 """
 
 from __future__ import annotations
@@ -17,47 +16,47 @@ LEAST_WEIGHT = 1e-9
 
 
 def decayed(usage_gpu_s: float, elapsed_s: float, half_life_s: float) -> float:
-    """A usage in GPU-seconds, decayed over so many seconds."""
+    """A usage in GPU-seconds after `elapsed_s` seconds of decay."""
     return usage_gpu_s * math.exp2(-max(0.0, elapsed_s) / half_life_s)
 
 
 def accrued(devices: int, elapsed_s: float, half_life_s: float) -> float:
-    """Decayed GPU-seconds of devices that were in use for the last `elapsed_s` seconds."""
+    """Decayed GPU-seconds of devices in use for the last `elapsed_s` seconds."""
     tau = half_life_s / math.log(2)
     return devices * tau * -math.expm1(-max(0.0, elapsed_s) / tau)
 
 
 class Shares:
-    """Decayed shares of all teams at the plan's instant, with the plan's own placements."""
+    """The decayed shares of all teams at the plan's instant, and the plan's charges."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
-        """Decay the stored usage and add that of the running runs since."""
+        """Decay the stored usage and add the later usage of running runs."""
         self._settings: PolicySettings = snapshot.settings
         self._weights = {team.team_id: max(team.weight, LEAST_WEIGHT) for team in snapshot.teams}
         self.usage = {team.team_id: self._stored(team, now) for team in snapshot.teams}
         settled = {team.team_id: team.usage_at for team in snapshot.teams}
-        # Float sums depend on the order: a fixed one makes the plan independent of the snapshot's.
+        # Sorted, because float sums depend on the order.
         for run in sorted(snapshot.running, key=lambda r: r.run_id):
             devices = sum(len(ids) for ids in run.devices.values())
             since = max(run.started_at, settled.get(run.team_id, run.started_at))
-            self._add(run.team_id, accrued(devices, now - since, self._settings.half_life_s))
-            self._add(run.team_id, devices * max(0.0, self._settings.submit_penalty_s - (now - run.started_at)))
+            self._choose_until(run.team_id, accrued(devices, now - since, self._settings.half_life_s))
+            self._choose_until(run.team_id, devices * max(0.0, self._settings.submit_penalty_s - (now - run.started_at)))
 
     def _stored(self, team: Team, now: float) -> float:
         return decayed(team.usage_gpu_s, now - team.usage_at, self._settings.half_life_s)
 
-    def _add(self, team_id: int, gpu_s: float) -> None:
+    def _choose_until(self, team_id: int, gpu_s: float) -> None:
         self.usage[team_id] = self.usage.get(team_id, 0.0) + gpu_s
 
     def charge(self, team_id: int, devices: int) -> None:
-        """A run of the team was placed: charge it in advance."""
-        self._add(team_id, devices * self._settings.submit_penalty_s)
+        """Charge a placed run in advance."""
+        self._choose_until(team_id, devices * self._settings.submit_penalty_s)
 
     def weight(self, team_id: int) -> float:
-        """The team's weight; 1 for a team that the snapshot does not list."""
+        """The team's weight; 1 for a team that is not in the snapshot."""
         return self._weights.get(team_id, 1.0)
 
-    def of(self, team_id: int, extra_devices: int = 0) -> float:
+    def share(self, team_id: int, extra_devices: int = 0) -> float:
         """The team's share, with `extra_devices` charged in advance."""
         usage = self.usage.get(team_id, 0.0) + extra_devices * self._settings.submit_penalty_s
         return usage / self.weight(team_id)

@@ -1,8 +1,8 @@
-"""Placement: free devices by node and kind, and the choice of a node, or of whole nodes for a gang.
+"""Placement: devices by node and kind, and best fit on one node, on whole nodes, or evenly over a number of nodes.
 
-A run's devices are of one kind and in one pool. It gets them on the fullest node that has enough (best fit, which preserves large
-gaps); if no node is large enough and the run allows several, it gets whole nodes, and the rest on one more. A run with a fixed
-number of nodes gets an equal part of its devices on each, on the fullest nodes that have enough.
+A run's devices are of one kind and in one pool, on the node with the fewest sufficient free devices (best fit). If no node is
+large enough and `nodes_max` allows several, the run gets whole nodes and the remainder on one more. A run with `nodes` gets
+exactly that many, with an equal part of its devices on each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode, Node, Reservation, RunningRun, Snapshot, WaitingRun
 
@@ -19,40 +18,37 @@ UNKNOWN = math.inf  # an unknown instant
 
 @dataclass(slots=True, eq=False)
 class NodeDevices:
-    """Working devices of one kind on one node. Every device id is in `free_at` and in at most one of `free` and `reserved`."""
+    """The ready devices of one kind on one node. Every device id is in `free_at` and in at most one of `free` and `reserved`."""
 
     node: Node
     kind: str
     model: str
     registered: int  # in any state
-    free: list[int] = field(default_factory=list)  # free, not reserved
-    reserved: dict[int, Reservation] = field(default_factory=dict)  # free, reserved
-    soon: set[int] = field(default_factory=set)  # held by a stopping run, reserved for no other
-    free_at: dict[int, float] = field(default_factory=dict)  # when it is expected to be free for the next run in the queue
+    free: list[int] = field(default_factory=list)  # not reserved
+    reserved: dict[int, Reservation] = field(default_factory=dict)  # free, but reserved
+    vacating: set[int] = field(default_factory=set)  # held by a run that is stopping, not claimed
+    free_at: dict[int, float] = field(default_factory=dict)  # expected instant
 
     @property
     def size(self) -> int:
-        """Number of working devices, free or held."""
+        """The number of ready devices, free or held."""
         return len(self.free_at)
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Bins of one pool and kind that a demand could use.
-
-    A failed search is not repeated: within a plan the number of free devices only falls.
-    """
+    """The devices of one pool and kind that a demand could use. Failed fits are cached, since a plan only uses devices up."""
 
     pool_id: int
     kind: str
-    bins: list[NodeDevices]
+    groups: list[NodeDevices]
     full: bool = False
-    no_gap_until: float = UNKNOWN  # a run of at least this length did not fit around the reservations
+    no_gap_until: float = UNKNOWN  # a stay until this instant or longer does not fit before the reservations
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Common part of equal requests, computed once per plan: the amount, and all places that could ever hold it."""
+    """The common part of equal requests, computed once per plan: sizes, and the places that are large enough when free."""
 
     devices: int
     nodes_max: int
@@ -60,54 +56,39 @@ class Demand:
     places: list[Place]
 
 
-class Request(Protocol):
-    """Number of devices and of nodes: a waiting run, or a demand."""
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def nodes_max(self) -> int: ...
-    @property
-    def nodes(self) -> int | None: ...
+Amount = Callable[[NodeDevices], int]  # the usable devices of a group
+Selection = list[tuple[NodeDevices, int]]  # groups with a number of devices each
 
 
-Cut = list[tuple[NodeDevices, int]]  # devices by bin
+def best_fit(groups: Iterable[NodeDevices], devices: int, amount: Amount) -> NodeDevices | None:
+    """The group with the smallest sufficient amount."""
+    enough = ((offered, group.node.node_id, group) for group in groups if (offered := amount(group)) >= devices)
+    best = min(enough, key=lambda entry: entry[:2], default=None)
+    return None if best is None else best[2]
 
 
-def best_fit(bins: Iterable[NodeDevices], devices: int, amount: Callable[[NodeDevices], int]) -> NodeDevices | None:
-    """The smallest bin that is large enough; `amount` measures a bin."""
-    enough = ((offered, each.node.node_id, each) for each in bins if (offered := amount(each)) >= devices)
-    result = min(enough, key=lambda entry: entry[:2], default=None)
-    return None if result is None else result[2]
-
-
-def cut(bins: Sequence[NodeDevices], request: Request, amount: Callable[[NodeDevices], int]) -> Cut | None:
-    """Devices on one node, otherwise on whole nodes and the rest on one more; None if it does not fit.
-
-    Or on exactly the requested number of nodes.
-    """
+def select_devices(groups: Sequence[NodeDevices], request: Demand | WaitingRun, amount: Amount) -> Selection | None:
+    """Devices by the rules of this module; None if the request does not fit."""
     if request.nodes is not None:
-        return even_cut(bins, request.devices // request.nodes, request.nodes, amount)
-    return whole_cut(bins, request.devices, request.nodes_max, amount)
+        return select_even(groups, request.devices // request.nodes, request.nodes, amount)
+    return select_whole_nodes(groups, request.devices, request.nodes_max, amount)
 
 
-def even_cut(bins: Sequence[NodeDevices], each: int, nodes: int, amount: Callable[[NodeDevices], int]) -> Cut | None:
-    """An equal part on each of exactly this many nodes, the smallest that are large enough; None if it does not fit."""
-    enough = sorted((offered, b.node.node_id) for b in bins if (offered := amount(b)) >= each)
+def select_even(groups: Sequence[NodeDevices], part: int, nodes: int, amount: Amount) -> Selection | None:
+    """`part` devices on each of exactly `nodes` nodes, by best fit; None if they do not fit."""
+    enough = sorted((offered, b.node.node_id) for b in groups if (offered := amount(b)) >= part)
     chosen = {node_id for _, node_id in enough[:nodes]}
-    return [(b, each) for b in bins if b.node.node_id in chosen] if len(chosen) == nodes else None
+    return [(b, part) for b in groups if b.node.node_id in chosen] if len(chosen) == nodes else None
 
 
-def whole_cut(bins: Sequence[NodeDevices], devices: int, nodes_max: int, amount: Callable[[NodeDevices], int]) -> Cut | None:
-    """Devices on one node, otherwise on whole nodes and the rest on one more; None if it does not fit."""
-    chosen: Cut = []
-    left, rest = list(bins), devices
+def select_whole_nodes(groups: Sequence[NodeDevices], devices: int, nodes_max: int, amount: Amount) -> Selection | None:
+    """Devices on one node, else on whole nodes and the remainder on one more; None if they do not fit."""
+    chosen: Selection = []
+    left, rest = list(groups), devices
     while len(chosen) < nodes_max:
         last = best_fit(left, rest, amount)
         if last is not None:
             return [*chosen, (last, rest)]
-        if len(chosen) + 1 == nodes_max:
-            return None
         whole = max((b for b in left if amount(b) == b.size > 0), key=lambda b: (b.size, -b.node.node_id), default=None)
         if whole is None:
             return None
@@ -118,21 +99,21 @@ def whole_cut(bins: Sequence[NodeDevices], devices: int, nodes_max: int, amount:
 
 
 class ClusterDevices:
-    """The cluster's devices, with the changes of a plan."""
+    """The cluster's devices, and the changes that a plan makes to them."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
-        """Read the snapshot: working devices, their holders, and expected ends."""
+        """Read the ready devices, their holders, and the expected ends."""
         self.now = now
         self._pool_names = {pool.pool_id: pool.name for pool in snapshot.pools}
         self._stop_s = snapshot.settings.stop_s
         self.nodes = sorted(snapshot.nodes, key=lambda node: node.node_id)
         self.low_on_disk = [node for node in self.nodes if node.low_disk and node.connected and not node.draining]
-        self.bins: dict[tuple[int, str], NodeDevices] = {}
-        self._bin_of: dict[int, NodeDevices] = {}
+        self.groups: dict[tuple[int, str], NodeDevices] = {}
+        self.group_of: dict[int, NodeDevices] = {}
         self._demands: dict[tuple[object, ...], Demand] = {}
         self.free_in: dict[int, int] = {pool.pool_id: 0 for pool in snapshot.pools}
-        self.kept_in: set[int] = set()  # pools with a free reserved device
-        self.claimed: set[int] = set()  # held now, reserved for when they become free
+        self.pools_with_reserved: set[int] = set()  # pools with a device that is free, but reserved
+        self.claimed: set[int] = set()  # held devices, reserved for when they become free
         holders = {device: run for run in snapshot.running for ids in run.devices.values() for device in ids}
         for node in self.nodes:
             self._read(node, holders)
@@ -140,23 +121,23 @@ class ClusterDevices:
     def _read(self, node: Node, holders: dict[int, RunningRun]) -> None:
         for device in sorted(node.devices, key=lambda d: d.device_id):
             key = (node.node_id, device.kind)
-            each = self.bins.setdefault(key, NodeDevices(node, device.kind, device.model, 0))
-            each.registered += 1
+            group = self.groups.setdefault(key, NodeDevices(node, device.kind, device.model, 0))
+            group.registered += 1
             if device.state != "ready":
                 continue
-            self._bin_of[device.device_id] = each
+            self.group_of[device.device_id] = group
             holder = holders.get(device.device_id)
             if holder is None and device.held_by is None:
-                each.free.append(device.device_id)
-                each.free_at[device.device_id] = self.now
+                group.free.append(device.device_id)
+                group.free_at[device.device_id] = self.now
                 self.free_in[node.pool_id] = self.free_in.get(node.pool_id, 0) + node.schedulable
                 continue
-            each.free_at[device.device_id] = UNKNOWN if holder is None else self.end(holder)
+            group.free_at[device.device_id] = UNKNOWN if holder is None else self.end(holder)
             if holder is not None and holder.stopping:
-                each.soon.add(device.device_id)
+                group.vacating.add(device.device_id)
 
     def end(self, run: RunningRun) -> float:
-        """When a running run is expected to leave its devices."""
+        """The instant at which a running run is expected to release its devices."""
         if run.stopping:
             return self.now + self._stop_s
         end = UNKNOWN if run.expected_end is None else run.expected_end
@@ -165,91 +146,82 @@ class ClusterDevices:
         return max(self.now, end)
 
     def demand(self, run: WaitingRun) -> Demand:
-        """The run's demand, shared with all runs with the same request."""
+        """The run's demand, shared by equal requests."""
         home = None if run.home is None else run.home[0]
-        key = (run.devices, run.nodes_max, run.nodes, run.kind, run.needs, run.pools, home, run.excluded_nodes)
+        key = (run.devices, run.nodes_max, run.nodes, run.kind, run.needs, home, run.excluded_nodes)
         if key not in self._demands:
             self._demands[key] = Demand(run.devices, run.nodes_max, run.nodes, list(self._places(run)))
         return self._demands[key]
 
     def _places(self, run: WaitingRun) -> Iterator[Place]:
-        groups: dict[tuple[bool, int, str], list[NodeDevices]] = {}
-        for each in self.bins.values():
-            if each.node.schedulable and each.size and may_use(run, each):
-                groups.setdefault((each.kind != "cuda", each.node.pool_id, each.kind), []).append(each)
-        for (_, pool_id, kind), bins in sorted(groups.items()):
-            if cut(bins, run, lambda b: b.size):
-                yield Place(pool_id, kind, bins)
+        by_pool_and_kind: dict[tuple[bool, int, str], list[NodeDevices]] = {}
+        for group in self.groups.values():
+            if group.node.schedulable and group.size and may_use(run, group):
+                by_pool_and_kind.setdefault((group.kind != "cuda", group.node.pool_id, group.kind), []).append(group)
+        for (_, pool_id, kind), groups in sorted(by_pool_and_kind.items()):
+            if select_devices(groups, run, lambda b: b.size):
+                yield Place(pool_id, kind, groups)
 
     def fit(self, demand: Demand, place: Place) -> DevicesByNode | None:
-        """Free unreserved devices, or None."""
+        """Free devices that are not reserved, or None."""
         if place.full or self.free_in.get(place.pool_id, 0) < demand.devices:
             return None
-        chosen = cut(place.bins, demand, lambda b: len(b.free))
+        chosen = select_devices(place.groups, demand, lambda b: len(b.free))
         place.full = chosen is None
         return None if chosen is None else {b.node.node_id: tuple(b.free[:count]) for b, count in chosen}
 
     def fit_around(self, demand: Demand, place: Place, until: float) -> DevicesByNode | None:
-        """Free devices, including those reserved for `until` or later."""
-        if until >= place.no_gap_until or place.pool_id not in self.kept_in:
+        """Free devices, including those reserved from `until` or later; None if they do not fit."""
+        if until >= place.no_gap_until or place.pool_id not in self.pools_with_reserved:
             return None
-        open_to = {
+        usable = {
             b: [*b.free, *(d for d, reserved in b.reserved.items() if reserved.start is not None and until <= reserved.start)]
-            for b in place.bins
+            for b in place.groups
         }
-        chosen = cut(place.bins, demand, lambda b: len(open_to[b]))
+        chosen = select_devices(place.groups, demand, lambda b: len(usable[b]))
         if chosen is None:
             place.no_gap_until = until
             return None
-        return {b.node.node_id: tuple(open_to[b][:count]) for b, count in chosen}
+        return {b.node.node_id: tuple(usable[b][:count]) for b, count in chosen}
 
     def pool_name(self, pool_id: int) -> str:
-        """The pool's name, for people."""
+        """The pool's name, or its id."""
         return self._pool_names.get(pool_id, str(pool_id))
 
-    def node_devices(self, device_id: int) -> NodeDevices | None:
-        """The bin of a working device, or None."""
-        return self._bin_of.get(device_id)
-
-    def take(self, devices: DevicesByNode, until: float) -> list[Reservation]:
-        """Assign these free devices until an instant; returns the reservations on them."""
-        crossed = []
+    def take(self, devices: DevicesByNode, until: float) -> None:
+        """Allocate these free devices until an instant."""
         for device_id in (d for ids in devices.values() for d in ids):
-            each = self._bin_of[device_id]
-            if device_id in each.reserved:
-                crossed.append(each.reserved.pop(device_id))
-            else:
-                each.free.remove(device_id)
-                self.free_in[each.node.pool_id] -= 1
-            each.free_at[device_id] = until
-        return crossed
+            group = self.group_of[device_id]
+            if group.reserved.pop(device_id, None) is None:
+                group.free.remove(device_id)
+                self.free_in[group.node.pool_id] -= 1
+            group.free_at[device_id] = until
 
-    def keep(self, reservation: Reservation, until: float) -> None:
-        """Reserve devices: free ones are not available to later runs, held ones are reserved for when they become free."""
+    def reserve_devices(self, reservation: Reservation, until: float) -> None:
+        """Reserve free devices, and claim held ones for when they become free."""
         for device_id in (d for ids in reservation.devices.values() for d in ids):
-            each = self._bin_of[device_id]
-            if device_id in each.free:
-                each.free.remove(device_id)
-                self.free_in[each.node.pool_id] -= 1
-                each.reserved[device_id] = reservation
-                self.kept_in.add(each.node.pool_id)
+            group = self.group_of[device_id]
+            if device_id in group.free:
+                group.free.remove(device_id)
+                self.free_in[group.node.pool_id] -= 1
+                group.reserved[device_id] = reservation
+                self.pools_with_reserved.add(group.node.pool_id)
             else:
                 self.claimed.add(device_id)
-            each.soon.discard(device_id)
+            group.vacating.discard(device_id)
         self.expect(reservation.devices, until)
 
     def expect(self, devices: DevicesByNode, until: float) -> None:
-        """Count these devices as used until an instant, for estimates of later runs."""
+        """Count these devices as used until an instant, for the estimates of later runs."""
         for device_id in (d for ids in devices.values() for d in ids):
-            self._bin_of[device_id].free_at[device_id] = until
+            self.group_of[device_id].free_at[device_id] = until
 
 
-def may_use(run: WaitingRun, each: NodeDevices) -> bool:
-    """Whether the run may use devices of this bin at all: kind, pool, catalogue, checkpoint, retry rules."""
-    node = each.node
+def may_use(run: WaitingRun, group: NodeDevices) -> bool:
+    """Whether kind, catalogue, checkpoint and retry rules allow the run on these devices."""
+    node = group.node
     return (
-        run.kind in ("any", each.kind)
-        and (run.pools is None or node.pool_id in run.pools)
+        run.kind in ("any", group.kind)
         and run.needs <= node.offers
         and (run.home is None or run.home[0] == node.node_id)
         and node.node_id not in run.excluded_nodes

@@ -1,13 +1,13 @@
-"""One cycle's plan: the entry point of the policy.
+"""The plan of one scheduler cycle, as a sequence of the policy's parts.
 
-Guarantees: no device is assigned twice; no team exceeds its quota and borrow cap; a run gets all its devices or none; every
-waiting run is placed or has a reason; equal snapshots give equal plans in any order of their parts.
+Guarantees: no device is allocated twice; no team exceeds its quota and borrow cap; a run gets all its devices or none (gang
+scheduling); every waiting run is placed or has a reason; equal snapshots give equal plans, in any order of their parts.
 """
 
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import backfill
-from oppo_platform.scheduling.policy.blocked_runs import make_way, wait
+from oppo_platform.scheduling.policy.blocked_runs import block, preempt_for
 from oppo_platform.scheduling.policy.feasibility import infeasible_reason, partition
 from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand
 from oppo_platform.scheduling.policy.plan_state import PlanState
@@ -18,38 +18,35 @@ from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot
 
 
 def plan(snapshot: Snapshot, now: float) -> Decisions:
-    """Decide starts, preemptions, reservations and reasons of waiting runs; `now` in POSIX seconds."""
-    board = PlanState(snapshot, now)
-    eligible, hopeless = partition(snapshot.waiting, board.room, snapshot.teams, now)
-    queue = Queue(eligible, board.tiers, board.shares, snapshot.reservations)
+    """Placements, preemptions, reservations, and the reasons of waiting runs; `now` in POSIX seconds."""
+    state = PlanState(snapshot, now)
+    eligible, infeasible = partition(snapshot.waiting, state.cluster, snapshot.teams, now)
+    queue = Queue(eligible, state.tiers, state.shares, snapshot.reservations)
     for run, tier in queue.turns():
-        demand = board.room.demand(run)
-        if start(run, demand, board, tier) or queue.defer(run, tier):
+        demand = state.cluster.demand(run)
+        if start(run, demand, state, tier) or queue.defer(run, tier):
             continue
-        if not (backfill(run, demand, board) or make_way(run, demand, board)):
-            wait(run, demand, board)
+        if not (backfill(run, demand, state) or preempt_for(run, demand, state)):
+            block(run, demand, state)
     return Decisions(
-        placements=tuple(board.placements),
-        preemptions=tuple(board.preemptions),
-        reservations=tuple(board.reservations),
-        reasons=hopeless | explain(board),
-        order=(*(blocked.run.run_id for blocked in board.blocked), *sorted(hopeless)),
+        placements=tuple(state.placements),
+        preemptions=tuple(state.preemptions),
+        reservations=tuple(state.reservations),
+        reasons=infeasible | explain(state),
+        order=(*(blocked.run.run_id for blocked in state.blocked), *sorted(infeasible)),
     )
 
 
-def start(run: WaitingRun, demand: Demand, board: PlanState, tier: Tier) -> bool:
-    """Start the run on free unreserved devices, if it may borrow as much in this turn."""
-    for place in board.options(run, min(tier, Tier.BORROWED)):
-        devices = board.room.fit(demand, place)
+def start(run: WaitingRun, demand: Demand, state: PlanState, tier: Tier) -> bool:
+    """Start the run on free devices that are not reserved, in places up to its turn's tier."""
+    for place in state.options(run, min(tier, Tier.BORROWED)):
+        devices = state.cluster.fit(demand, place)
         if devices is not None:
-            board.place(run, place, devices)
+            state.place(run, place, devices)
             return True
     return False
 
 
 def feasible_ever(run: WaitingRun, snapshot: Snapshot) -> Reason | None:
-    """Why the run could never start; None: it could.
-
-    Judged on all registered nodes, also unreachable ones, with every device in order and free.
-    """
+    """Why the run could never start, on all registered nodes with every device ready and free; None: it could."""
     return infeasible_reason(run, snapshot, ClusterDevices(snapshot, 0.0))

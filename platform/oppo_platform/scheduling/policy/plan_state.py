@@ -1,4 +1,4 @@
-"""State of one plan: the snapshot's devices, quotas and shares, and the decisions so far."""
+"""The working state of a plan: devices, quotas and shares of the snapshot, and the decisions so far."""
 
 from __future__ import annotations
 
@@ -31,41 +31,45 @@ class Blocked:
     place: Place | None = None
     victims: tuple[RunningRun, ...] = ()
 
+    @property
+    def estimated_start(self) -> float | None:
+        return None if self.start == UNKNOWN else self.start
+
 
 @dataclass(slots=True)
 class PlanState:
-    """The state of a plan; made from a snapshot, changed by each decision."""
+    """Built from a snapshot, updated by each decision."""
 
     snapshot: Snapshot
     now: float
-    room: ClusterDevices = field(init=False)
+    cluster: ClusterDevices = field(init=False)
     ledger: Ledger = field(init=False)
     shares: Shares = field(init=False)
     placements: list[Placement] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
-    looked_at: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
+    examined: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
     heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run with a reservation
-    nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) without any run to stop
+    # (team, demand, priority) without possible victims.
+    unpreemptable: set[tuple[int, int, int]] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)  # victims of this plan
-    awaited: dict[int, tuple[RunningRun, ...]] = field(
-        default_factory=dict
-    )  # blocked run → runs that it may stop when they are older
+    # Blocked run → its possible victims after their protected time.
+    protected_victims: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)
     team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
 
     def __post_init__(self) -> None:
-        self.room = ClusterDevices(self.snapshot, self.now)
+        self.cluster = ClusterDevices(self.snapshot, self.now)
         self.ledger = Ledger(self.snapshot)
         self.shares = Shares(self.snapshot, self.now)
         self.team_of = {run.run_id: run.team_id for run in self.snapshot.waiting}
         for run in sorted(self.snapshot.running, key=lambda r: r.run_id):
-            for pool_id in self.ledger.by_pool(run.devices):
+            for pool_id in self.ledger.devices_by_pool(run.devices):
                 self._running.setdefault(pool_id, []).append(run)
 
     def team_name(self, team_id: int) -> str:
-        """The team's name, for people."""
+        """The team's name, or its id."""
         return next((team.name for team in self.snapshot.teams if team.team_id == team_id), str(team_id))
 
     def running(self, pool_id: int) -> list[RunningRun]:
@@ -73,72 +77,69 @@ class PlanState:
         return self._running.get(pool_id, [])
 
     def may_stop(self, run: RunningRun) -> bool:
-        """Whether the run can be preempted now: it is preemptible, has run for its minimum time, and is not stopping."""
+        """Whether the run can be preempted now: it is preemptible, not stopping, and its protected time has passed."""
         return self.protected_until(run) <= self.now and self._may_be_stopped(run)
 
     def may_stop_later(self, run: RunningRun) -> bool:
-        """Whether it could be after its minimum time, and no other run waits for that."""
-        return self._may_be_stopped(run) and not any(run in victims for victims in self.awaited.values())
+        """Whether it can be preempted after its protected time, and no other blocked run waits for that."""
+        return self._may_be_stopped(run) and not any(run in victims for victims in self.protected_victims.values())
 
     def _may_be_stopped(self, run: RunningRun) -> bool:
         return run.preemptible and not run.stopping and run.run_id not in self.leaving
 
     def protected_until(self, run: RunningRun) -> float:
-        """When the run has run for its minimum time."""
+        """The end of the run's protected time."""
         return run.started_at + self.snapshot.settings.protection_s(run.preempted)
 
     def tier(self, run: WaitingRun, place: Place) -> Tier:
-        """Tier of the run by its team's quota there."""
+        """The run's tier in its team's quota there."""
         return self.ledger.tier((run.team_id, place.pool_id), run.devices)
 
     def tiers(self, run: WaitingRun) -> list[Tier]:
-        """Tiers of its places, best first; `OVER` only if there is no other."""
-        tiers = sorted({self.tier(run, place) for place in self.room.demand(run).places})
+        """The tiers of its places, best first; `OVER` only if there is no other."""
+        tiers = sorted({self.tier(run, place) for place in self.cluster.demand(run).places})
         return [tier for tier in tiers if tier is not Tier.OVER] or [Tier.OVER]
 
     def options(self, run: WaitingRun, worst: Tier = Tier.BORROWED) -> list[Place]:
-        """Its places up to a tier: own before borrowed, GPUs before cores, then by pool."""
-        ranked = [(self.tier(run, place), place) for place in self.room.demand(run).places]
+        """Its places up to a tier: own before borrowed, GPUs before CPUs, then by pool."""
+        ranked = [(self.tier(run, place), place) for place in self.cluster.demand(run).places]
         return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier <= worst]
 
     def place(self, run: WaitingRun, place: Place, devices: DevicesByNode, backfill: Backfill | None = None) -> None:
-        """Assign the devices to the run."""
+        """Allocate the devices to the run."""
         estimate = run.estimate_s
-        self.room.take(devices, UNKNOWN if estimate is None else self.now + estimate)
+        self.cluster.take(devices, UNKNOWN if estimate is None else self.now + estimate)
         self.ledger.add(run.team_id, devices)
         self.shares.charge(run.team_id, run.devices)
         self.placements.append(Placement(run.run_id, place.pool_id, devices, backfill))
 
     def reserve(self, run: WaitingRun, place: Place, devices: DevicesByNode, start: float, cleared: bool = False) -> None:
-        """Reserve devices and quota for a blocked run from `start` on; `cleared`: others were preempted for it."""
+        """Reserve devices and quota for a blocked run from `start` on; `cleared`: other runs were preempted for it."""
         reservation = Reservation(run.run_id, place.pool_id, devices, None if start == UNKNOWN else start, cleared)
-        self.room.keep(reservation, self.end(run, start))
+        self.cluster.reserve_devices(reservation, self.end(run, start))
         self.ledger.promise((run.team_id, place.pool_id), run.devices, start)
         self.reservations.append(reservation)
 
     def reserved_before(self, run: WaitingRun) -> frozenset[int]:
-        """Devices that the last plan reserved for it."""
+        """Its devices in the last plan's reservation."""
         reserved = (r.devices for r in self.snapshot.reservations if r.run_id == run.run_id)
         return frozenset(device_id for devices in reserved for ids in devices.values() for device_id in ids)
 
     def quota_from(self, run: WaitingRun, pool_id: int) -> float:
-        """When enough runs of its team are expected to have ended for its quota there."""
+        """The instant at which enough runs of its team are expected to have ended for its quota there."""
         account = (run.team_id, pool_id)
-        limit, held = self.ledger.team_limit(account), self.ledger.used[account] + self.ledger.promised[account]
+        limit, held = self.ledger.limit(account), self.ledger.used[account] + self.ledger.promised[account]
         if limit is None or held + run.devices <= limit:
             return self.now
-        ends = []
-        for other in self.running(pool_id):
-            if other.team_id == run.team_id:
-                ends.append((self.room.end(other), self.ledger.by_pool(other.devices)[pool_id]))
-        for end, devices in sorted(ends):
+        own = (other for other in self.running(pool_id) if other.team_id == run.team_id)
+        for end, devices in sorted((self.cluster.end(o), self.ledger.devices_by_pool(o.devices)[pool_id]) for o in own):
             held -= devices
             if held + run.devices <= limit:
                 return end
         return UNKNOWN
 
     def end(self, run: WaitingRun, start: float) -> float:
-        """Expected end of a run with this start."""
+        """The expected end of a run that starts at `start`."""
         return UNKNOWN if run.estimate_s is None else start + run.estimate_s
 
     def stop(self, victim: RunningRun, for_run: WaitingRun, code: str, text: str) -> None:

@@ -1,10 +1,10 @@
-"""Order in which waiting runs are considered.
+"""The order of waiting runs in a plan.
 
-First come runs for which others were preempted, so that no other run takes that room. Then, within a team: higher priority, then
-the older submission. Between teams, by each team's next run only: own quota before borrowed, then a run with a reservation, then
-the lower share, then the older submission. Every decision changes quotas and shares, so the order is computed one run at a time.
+Runs with preempted victims come first, so that no other run takes the released devices. Within a team: higher priority, then
+older submission. Between teams, by each team's next run: own quota before borrowed, then an existing reservation, then the lower
+share, then the older submission. Each decision changes quotas and shares, so the order is computed one run at a time.
 
-A run that fits its quota in one pool and would borrow in another has two turns: it does not borrow too early.
+A run that is within its quota in one pool and borrows in another has two turns, one in each tier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Turn = tuple[bool, Tier, bool, float, float, int, int]  # not cleared, tier, not
 
 
 def place_in_team(run: WaitingRun) -> tuple[int, float, int]:
-    """Sorts the runs of one team."""
+    """The sort key within a team."""
     return -run.priority, run.submitted_at, run.run_id
 
 
@@ -29,10 +29,10 @@ class Queue:
     """The waiting runs in their order."""
 
     def __init__(
-        self, runs: Iterable[WaitingRun], allowed_tiers: TiersOf, shares: Shares, reservations: Iterable[Reservation] = ()
+        self, runs: Iterable[WaitingRun], tiers_of: TiersOf, shares: Shares, reservations: Iterable[Reservation] = ()
     ) -> None:
-        """`allowed_tiers`: tiers in which a run could start, best first; `reservations`: those of the last plan."""
-        self._tiers_of, self._shares = allowed_tiers, shares
+        """`tiers_of`: the possible tiers of a run, best first; `reservations`: those of the last plan."""
+        self._tiers_of, self._shares = tiers_of, shares
         self._cleared = {reservation.run_id: reservation.cleared for reservation in reservations}
         self._teams: dict[int, list[WaitingRun]] = {}
         for run in sorted(runs, key=lambda r: (not self._cleared.get(r.run_id), place_in_team(r)), reverse=True):
@@ -40,7 +40,7 @@ class Queue:
         self._deferred: Tier | None = None
 
     def turns(self) -> Iterator[tuple[WaitingRun, Tier]]:
-        """Yield the runs with the tier of their turn; the caller applies its decision before it takes the next."""
+        """Yield the runs with the tier of their turn; the caller applies each decision before the next item."""
         heap = [self._turn(waiting[-1]) for waiting in self._teams.values()]
         heapq.heapify(heap)
         while heap:
@@ -61,4 +61,4 @@ class Queue:
     def _turn(self, run: WaitingRun, tier: Tier | None = None) -> Turn:
         first = self._tiers_of(run)[0] if tier is None else tier
         cleared, reserved = self._cleared.get(run.run_id, False), run.run_id in self._cleared
-        return not cleared, first, not reserved, self._shares.of(run.team_id), run.submitted_at, run.run_id, run.team_id
+        return not cleared, first, not reserved, self._shares.share(run.team_id), run.submitted_at, run.run_id, run.team_id

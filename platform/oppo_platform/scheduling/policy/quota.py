@@ -1,7 +1,7 @@
 """Quotas by team and pool, in devices.
 
-For team t in pool p: used = devices held; promised = devices that its blocked head waits for; limit = nominal + borrow cap.
-A request of d is within its own quota if used + promised + d ≤ nominal, borrows if that is ≤ limit, otherwise it is over.
+For team t in pool p: used = held devices; promised = devices of its blocked head; limit = nominal + borrow cap.
+A request of d is within its own quota if used + promised + d ≤ nominal, borrows if that is ≤ limit, else it is over.
 Borrowed = max(0, used − leaving − nominal), where leaving = devices of stopping runs.
 """
 
@@ -16,7 +16,7 @@ Account = tuple[int, int]  # (team id, pool id)
 
 
 class Tier(IntEnum):
-    """Tier of a request by its team's quota; the lower goes first."""
+    """A request in relation to its team's quota; the lower tier goes first."""
 
     OWN = 0
     BORROWED = 1
@@ -24,10 +24,10 @@ class Tier(IntEnum):
 
 
 class Ledger:
-    """Use of the pools by team, with the plan's own changes."""
+    """Device use by team and pool, updated by a plan."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        """Count the devices of the running runs."""
+        """Count the devices of running runs."""
         self.used: Counter[Account] = Counter()
         self.leaving: Counter[Account] = Counter()
         self.promised: Counter[Account] = Counter()
@@ -40,15 +40,14 @@ class Ledger:
                 self.leave(run.team_id, run.devices)
 
     def quota(self, account: Account) -> Quota:
-        """The team's quota in the pool."""
         return self._quotas.get(account, NO_QUOTA)
 
-    def team_limit(self, account: Account) -> int | None:
-        """The most devices that the team may hold in the pool; None: no limit."""
+    def limit(self, account: Account) -> int | None:
+        """The maximum of devices of the team in the pool; None: no limit."""
         return self.quota(account).limit
 
-    def by_pool(self, devices: DevicesByNode) -> Counter[int]:
-        """Devices by pool; devices of unknown nodes are not counted."""
+    def devices_by_pool(self, devices: DevicesByNode) -> Counter[int]:
+        """Devices by pool, without those of nodes that are not in the snapshot."""
         counts: Counter[int] = Counter()
         for node_id, ids in devices.items():
             if node_id in self._pool_of:
@@ -56,45 +55,45 @@ class Ledger:
         return counts
 
     def add(self, team_id: int, devices: DevicesByNode) -> None:
-        """The team holds these devices from now on."""
-        for pool_id, count in self.by_pool(devices).items():
+        """Count these devices as used by the team."""
+        for pool_id, count in self.devices_by_pool(devices).items():
             self.used[team_id, pool_id] += count
 
     def leave(self, team_id: int, devices: DevicesByNode) -> None:
-        """The run that holds these devices is stopping."""
-        for pool_id, count in self.by_pool(devices).items():
+        """Count these devices as those of a stopping run."""
+        for pool_id, count in self.devices_by_pool(devices).items():
             self.leaving[team_id, pool_id] += count
 
     def promise(self, account: Account, devices: int, start: float) -> None:
-        """Reserve quota for a blocked run that is expected to start at `start`."""
+        """Reserve quota for a blocked run with this estimated start."""
         self.promised[account] += devices
         self.promised_from[account] = min(start, self.promised_from.get(account, start))
 
     def tier(self, account: Account, devices: int) -> Tier:
-        """Tier of a request, without quota promised to the team's blocked runs."""
-        limit, wanted = self.team_limit(account), self.used[account] + self.promised[account] + devices
+        """A request's tier, with promised devices counted as used."""
+        limit, wanted = self.limit(account), self.used[account] + self.promised[account] + devices
         if wanted <= self.quota(account).nominal:
             return Tier.OWN
         return Tier.BORROWED if limit is None or wanted <= limit else Tier.OVER
 
     def fits_until(self, account: Account, devices: int, until: float) -> bool:
-        """Whether a run that ends by `until` stays within the quota and violates no promise."""
-        limit, wanted = self.team_limit(account), self.used[account] + devices
+        """Whether a run that ends by `until` keeps within the quota and delays no promise."""
+        limit, wanted = self.limit(account), self.used[account] + devices
         if limit is None or wanted + self.promised[account] <= limit:
             return True
         return wanted <= limit and until <= self.promised_from.get(account, until)
 
     def over_by(self, account: Account, devices: int) -> int:
-        """How many devices the team must release before the request fits, beyond those that are leaving; 0: none."""
-        limit = self.team_limit(account)
+        """Devices that the team must release before the request fits, beyond those that are leaving."""
+        limit = self.limit(account)
         if limit is None:
             return 0
         return max(0, self.used[account] - self.leaving[account] + self.promised[account] + devices - limit)
 
     def borrowed(self, account: Account, lost: int = 0) -> int:
-        """Devices that the team holds beyond its own, without those that are leaving and `lost` more."""
+        """Devices that the team holds beyond its own, without leaving ones and `lost` more."""
         return max(0, self.used[account] - self.leaving[account] - lost - self.quota(account).nominal)
 
     def would_borrow(self, account: Account, extra: int) -> int:
-        """Devices beyond its own that the team would hold with `extra` more and its blocked runs' promises."""
+        """Devices beyond its own that the team would hold with `extra` more and its promised ones."""
         return self.borrowed(account, -self.promised[account] - extra)

@@ -1,67 +1,59 @@
-"""Reasons of blocked runs as sentences, from the state at the end of a plan.
+"""Waiting reasons of blocked runs, from the state at the end of a plan. Codes: docs/scheduling.md.
 
-A reason names runs of the run's own team only: another team's do not exist for its reader. Codes: docs/scheduling.md.
+A reason names only runs of the run's own team; runs of other teams are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oppo_platform.scheduling.policy.feasibility import low_on_disk, names_of
-from oppo_platform.scheduling.policy.placement import UNKNOWN, NodeDevices, Place, cut, whole_cut
+from oppo_platform.scheduling.policy.feasibility import describe_nodes, describe_request, low_on_disk, node_names
+from oppo_platform.scheduling.policy.placement import UNKNOWN, NodeDevices, Place, select_devices, select_whole_nodes
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
-from oppo_platform.scheduling.policy.text import describe_request, nodes_allowed, runs
 
 
-def explain(board: PlanState) -> dict[int, Reason]:
-    """Reasons of all blocked runs by run id. Runs beyond the lookahead with the same request share one."""
+def explain(state: PlanState) -> dict[int, Reason]:
+    """The reasons of all blocked runs, by run id. Equal requests beyond the lookahead share one."""
     shared: dict[tuple[int, int, str, bool], Reason] = {}
     reasons: dict[int, Reason] = {}
-    for blocked in board.blocked:
-        if blocked.victims or blocked.start != UNKNOWN or blocked.run.run_id in board.awaited:
-            reasons[blocked.run.run_id] = _reason(blocked, board)
+    for blocked in state.blocked:
+        if blocked.victims or blocked.start != UNKNOWN or blocked.run.run_id in state.protected_victims:
+            reasons[blocked.run.run_id] = _reason(blocked, state)
             continue
         key = (blocked.run.team_id, id(blocked.demand), blocked.cause, blocked.run.estimate_s is None)
         if key not in shared:
-            shared[key] = _reason(blocked, board)
+            shared[key] = _reason(blocked, state)
         reasons[blocked.run.run_id] = shared[key]
     return reasons
 
 
-def _reason(blocked: Blocked, board: PlanState) -> Reason:
+def _reason(blocked: Blocked, state: PlanState) -> Reason:
     if blocked.cause == "preempting":
-        return _preempting(blocked)
-    victims = board.awaited.get(blocked.run.run_id, ())
-    from_when = max(map(board.protected_until, victims), default=UNKNOWN) + board.snapshot.settings.stop_s
+        text = "Waits for stopping runs to release their devices."
+        if victims := blocked.victims:
+            verb = "is" if len(victims) == 1 else "are"
+            text = f"{_named(blocked.run.team_id, victims)} {verb} being preempted for this run."
+        return Reason("preempting", text, {"stopping": len(victims)}, blocked.estimated_start)
+    victims = state.protected_victims.get(blocked.run.run_id, ())
+    from_when = max(map(state.protected_until, victims), default=UNKNOWN) + state.snapshot.settings.stop_s
     if from_when < blocked.start:
         return _protected(blocked.run, victims, from_when)
     if blocked.cause == "quota":
-        return _quota(blocked, board)
-    return _devices(blocked, board)
-
-
-def _start(blocked: Blocked) -> float | None:
-    return None if blocked.start == UNKNOWN else blocked.start
-
-
-def _preempting(blocked: Blocked) -> Reason:
-    text = _victims(blocked.run.team_id, blocked.victims)
-    return Reason("preempting", text, {"stopping": len(blocked.victims)}, _start(blocked))
-
-
-def _victims(team_id: int, victims: Sequence[RunningRun]) -> str:
-    if not victims:
-        return "Waits for stopping runs to release their devices."
-    return f"{_named(team_id, victims)} {'is' if len(victims) == 1 else 'are'} being preempted for this run."
+        return _quota(blocked, state)
+    return _devices(blocked, state)
 
 
 def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
-    """Names of runs as the beginning of a sentence; other teams' runs are counted."""
-    own = [victim.run_id for victim in victims if victim.team_id == team_id]
+    """`Runs 4 and 7 and 1 run of another team`, at the beginning of a sentence."""
+    own = [str(victim.run_id) for victim in victims if victim.team_id == team_id]
     others = len(victims) - len(own)
-    count = f"{others} run{'s' if others > 1 else ''} of {'another team' if others == 1 else 'other teams'}"
-    return " and ".join([*([runs(own)] if own else []), *([count] if others else [])])
+    parts = []
+    if own:
+        parts.append(f"Run {own[0]}" if len(own) == 1 else f"Runs {', '.join(own[:-1])} and {own[-1]}")
+    if others:
+        parts.append("1 run of another team" if others == 1 else f"{others} runs of other teams")
+    return " and ".join(parts)
 
 
 def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> Reason:
@@ -70,11 +62,11 @@ def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> 
     return Reason("protected", text, {"protected": len(victims)}, start, "Frees up when running jobs end.")
 
 
-def _quota(blocked: Blocked, board: PlanState) -> Reason:
+def _quota(blocked: Blocked, state: PlanState) -> Reason:
     run, place = blocked.run, blocked.place or blocked.demand.places[0]
     account = (run.team_id, place.pool_id)
-    quota, used = board.ledger.quota(account), board.ledger.used[account]
-    team, pool = board.team_name(run.team_id), board.room.pool_name(place.pool_id)
+    quota, used = state.ledger.quota(account), state.ledger.used[account]
+    team, pool = state.team_name(run.team_id), state.cluster.pool_name(place.pool_id)
     cap = "it cannot borrow" if quota.borrow_cap == 0 else f"its borrow limit is {quota.borrow_cap}"
     if quota.limit is not None and used + run.devices <= quota.limit:
         text = f"The rest of team {team}'s quota on pool {pool} is reserved for a run of the team ahead of it."
@@ -83,72 +75,55 @@ def _quota(blocked: Blocked, board: PlanState) -> Reason:
     else:
         text = f"Team {team} uses {used} on pool {pool}; its quota is {quota.nominal}, and {cap}."
     detail = {"pool": place.pool_id, "used": used, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
-    return Reason(
-        "quota", text, detail, _start(blocked), "Frees up when runs of the team end, or with a larger quota or borrow limit."
-    )
+    hint = "Frees up when runs of the team end, or with a larger quota or borrow limit."
+    return Reason("quota", text, detail, blocked.estimated_start, hint)
 
 
-def _devices(blocked: Blocked, board: PlanState) -> Reason:
-    """Why there is no room, judged on the places that the quota does not exclude."""
+def _devices(blocked: Blocked, state: PlanState) -> Reason:
+    """The shortage of devices, in the places where quota is not the only limit."""
     run, demand = blocked.run, blocked.demand
-    short = [place for place in demand.places if cut(place.bins, run, lambda b: len(b.free)) is None]
+    short = [place for place in demand.places if select_devices(place.groups, run, lambda b: len(b.free)) is None]
     if not short:
-        return _quota(blocked, board)
-    bins = [each for place in short for each in place.bins]
-    keepers = [reservation.run_id for each in bins for reservation in each.reserved.values() if reservation.run_id != run.run_id]
-    free = sum(len(each.free) + len(each.reserved) for each in bins)
-    wanted = describe_request(run, _model(bins))
-    detail = {"devices": run.devices, "free": free, "kept": len(keepers), "usable": sum(each.size for each in bins)}
-    if keepers and any(cut(place.bins, run, lambda b: len(b.free) + len(b.reserved)) for place in short):
-        own = [run_id for run_id in keepers if board.team_of.get(run_id) == run.team_id]
-        keeper = f"run {own[0]}" if own else "a run of another team"
-        text = f"Waits for {wanted}: enough are free, but reserved for {keeper} ahead of it."
-        return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
-    text = _scarce(run, bins, free, wanted) + _low_disk_nodes(run, board)
-    return Reason("devices", text, detail, _start(blocked), _smaller_request(run, short))
+        return _quota(blocked, state)
+    groups = [group for place in short for group in place.groups]
+    reserved_for = [r.run_id for group in groups for r in group.reserved.values() if r.run_id != run.run_id]
+    free = sum(len(group.free) + len(group.reserved) for group in groups)
+    models = {group.model if group.kind == "cuda" else "" for group in groups}
+    request = describe_request(run, models.pop() if len(models) == 1 else "")
+    detail = {"devices": run.devices, "free": free, "kept": len(reserved_for), "usable": sum(group.size for group in groups)}
+    if reserved_for and any(select_devices(place.groups, run, lambda b: len(b.free) + len(b.reserved)) for place in short):
+        own = [run_id for run_id in reserved_for if state.team_of.get(run_id) == run.team_id]
+        ahead = f"run {own[0]}" if own else "a run of another team"
+        text = f"Waits for {request}: enough are free, but reserved for {ahead} ahead of it."
+        hint = f"Set a {'' if run.estimate_s is None else 'shorter '}max runtime so that it can be backfilled."
+        return Reason("reserved", text, detail, blocked.estimated_start, hint)
+    text = _shortage(run, groups, free, request)
+    if full := low_on_disk(run, state.cluster):
+        text += f" {node_names(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk."
+    return Reason("devices", text, detail, blocked.estimated_start, _smaller_request(run, short))
 
 
-def _low_disk_nodes(run: WaitingRun, board: PlanState) -> str:
-    """Nodes that are excluded because of low disk space."""
-    full = low_on_disk(run, board.room)
-    return f" {names_of(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk." if full else ""
-
-
-def _model(bins: Sequence[NodeDevices]) -> str:
-    """The GPU's model if all suitable ones have one."""
-    models = {each.model if each.kind == "cuda" else "" for each in bins}
-    return models.pop() if len(models) == 1 else ""
-
-
-def _scarce(run: WaitingRun, bins: Sequence[NodeDevices], free: int, wanted: str) -> str:
+def _shortage(run: WaitingRun, groups: Sequence[NodeDevices], free: int, request: str) -> str:
     if free == 0:
-        usable = sum(each.size for each in bins)
+        usable = sum(group.size for group in groups)
         used = "the only suitable one is" if usable == 1 else f"all {usable} suitable ones are"
-        return f"Waits for {wanted}: {used} in use."
-    nodes = sum(bool(each.free or each.reserved) for each in bins)
+        return f"Waits for {request}: {used} in use."
+    nodes = sum(bool(group.free or group.reserved) for group in groups)
     spread = f", spread over {nodes} nodes" if nodes > 1 else ""
-    return f"Waits for {wanted} on {nodes_allowed(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
+    return f"Waits for {request} on {describe_nodes(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
 
 
 def _smaller_request(run: WaitingRun, places: Sequence[Place]) -> str:
-    """A smaller request that would fit now into free unreserved devices."""
+    """A request that would fit now into devices that are free and not reserved for other runs."""
 
-    def open_to_it(each: NodeDevices) -> int:
-        return len(each.free) + sum(reserved.run_id == run.run_id for reserved in each.reserved.values())
+    def usable(group: NodeDevices) -> int:
+        return len(group.free) + sum(reserved.run_id == run.run_id for reserved in group.reserved.values())
 
-    if run.nodes is not None:
+    most = 0 if run.nodes is not None else max((usable(group) for place in places for group in place.groups), default=0)
+    if not most:
         return "Frees up when running jobs end or nodes are added."
     for place in places:
-        chosen = whole_cut(place.bins, run.devices, len(place.bins), open_to_it)
+        chosen = select_whole_nodes(place.groups, run.devices, len(place.groups), usable)
         if chosen and len(chosen) > run.nodes_max:
             return f"Could start now on {len(chosen)} nodes."
-    most = max((open_to_it(each) for place in places for each in place.bins), default=0)
-    if most:
-        return f"Could start now with {most} device{'s' if most > 1 else ''}."
-    return "Frees up when running jobs end or nodes are added."
-
-
-def _shorter(blocked: Blocked) -> str:
-    if blocked.run.estimate_s is None:
-        return "Set a max runtime so that it can be backfilled."
-    return "Set a shorter max runtime so that it can be backfilled."
+    return f"Could start now with {most} device{'s' if most > 1 else ''}."
