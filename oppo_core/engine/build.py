@@ -17,10 +17,10 @@ from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
-from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
+from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, load_role_reference
 from oppo_core.models.model_io import Base
 from oppo_core.models.protocol import Network
-from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
+from oppo_core.models.shared_weights import SHARED_MEMORY, move_to_shared_memory, shared_memory_shortage, use_shared_weights
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
@@ -40,8 +40,8 @@ from oppo_core.scoring.process import ProcessScorers
 from oppo_core.scoring.scorers import Networks, ScorerProtocol, ScorerSet
 from oppo_core.scoring.single_pass import SinglePassScorers
 from oppo_core.scoring.thread import ThreadedScorers
-from oppo_core.trace.cuda_clock import recorder_of
-from oppo_core.trace.gpu_stats import hardware_of
+from oppo_core.trace.cuda_clock import build_recorder
+from oppo_core.trace.gpu_stats import build_gpu_stats
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
 from oppo_core.training.optimizer import Optimizer, tensor_bytes
@@ -69,7 +69,7 @@ def assemble(
     (network, base), codec = load_actor(spec, roots, device), load_codec(spec.models.actor, roots)
     source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
     layout, scorer_device = build_layout(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
-    trace, gpus = recorder_of(layout.actor_devices, device), (device, scorer_device)
+    trace, gpus = build_recorder(layout.actor_devices, device), (device, scorer_device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = build_evaluator(spec, roots, network, codec, ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
@@ -81,14 +81,14 @@ def assemble(
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
-            model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, gpus, strict=False))),
+            model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
             parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:
-        budget.on_shrink = engine.trace.ran_short
+        budget.on_shrink = engine.trace.record_shrunk
     return engine
 
 
@@ -148,7 +148,7 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
     """
     sums = 1 + actor.ppo.whiten_advantages + actor.ppo.is_regularized
     size = sum(weight.nbytes for weight in network.state_dict().values()) + sums * tensor_bytes(actor.optimizer.parameters)
-    if (free := short_of_shared_memory(size, ranks_here)) is not None:
+    if (free := shared_memory_shortage(size, ranks_here)) is not None:
         raise LayoutError(
             f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)} for each rank; give the"
             " container more (docker run --shm-size), or switch it off"
@@ -183,7 +183,7 @@ def _scorers_with(
     rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
     rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
-    reference, critic = reference_of(spec, roots, device, base), load_critic(spec, roots, device)
+    reference, critic = load_role_reference(spec, roots, device, base), load_critic(spec, roots, device)
     trainer = None
     if critic is not None:
         ranks = join(rendezvous, "critic", device)
@@ -200,7 +200,7 @@ def _scorers_with(
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
         return (SinglePassScorers if reads_once else ScorerSet)(*arguments)
     actor, _ = load_actor(spec, roots, device)
-    take_shared(actor, shared.weights)
+    use_shared_weights(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
     return EarlyScorers(*arguments).share(trained, shared.gradients)
 
@@ -212,11 +212,11 @@ def _start_scorers(
     rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None  # the actor's group serves it
     in_other_process = layout.remote and device.type == "cpu"
     here = spec.resources.ranks_per_node
-    seen = seen_by_others(base, here) if base is not None and in_other_process else base
+    seen = move_to_shared_memory(base, here) if base is not None and in_other_process else base
     build = partial(build_scorers, spec, roots, device, resume, shared, rendezvous, seen)
     silence = spec.resources.longest_silence_s
     if device.type == "cuda" and (layout.remote or layout.apart):
-        return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
+        return ThreadedScorers(build, build_recorder(layout.scorer_devices, device), device, trace, silence)
     if in_other_process:
         return ProcessScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

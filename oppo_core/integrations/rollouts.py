@@ -127,8 +127,8 @@ class Rollouts:
             chosen = [surplus[row] for row in rows]
             states = response_states(self._policy, [s.tokens() for s in chosen], [len(s.prompt) for s in chosen])
             logits = precise(self._policy.logits(states)) / settings.temperature
-            told = torch.tensor([token for s in chosen for token in s.response], device=logits.device)
-            logprobs = torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1).cpu()
+            tokens = torch.tensor([token for s in chosen for token in s.response], device=logits.device)
+            logprobs = torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, None]).squeeze(-1).cpu()
             for sequence, part in zip(chosen, torch.split(logprobs, [s.length for s in chosen]), strict=True):
                 sequence.stale_logprobs = part.tolist()
 
@@ -172,10 +172,10 @@ class ReadingAhead:
             order.result()
         self._orders.clear()
         with self._aside():
-            told: list[float] = torch.stack([self._scores.pop(i) for i in sequence_ids]).tolist()
+            tokens: list[float] = torch.stack([self._scores.pop(i) for i in sequence_ids]).tolist()
         for i in sequence_ids:
             self._stream.forget(i)
-        return told
+        return tokens
 
     def close(self) -> None:
         """End the thread; what it has not begun is left undone."""

@@ -61,8 +61,8 @@ def overlap(
     amounts = Overlap(args.local_batch_size, overcommit, chunk, max_age)
     with ExitStack() as after:
         networks = [after.enter_context(streaming(model)) for model in (policy, trainer.reward_model)]
-        prompts = prompts_of(trainer.dataloader, pad)
-        settings = settings_of(trainer, max_prompt or longest_of(trainer.train_dataset), networks)
+        prompts = dataset_prompts(trainer.dataloader, pad)
+        settings = settings_of(trainer, max_prompt or longest_prompt(trainer.train_dataset), networks)
         rollouts = Rollouts(networks[0], networks[1], prompts, amounts, settings, lambda s: shown(s, pad))
         after.callback(rollouts.close)
         for holder, name, value in StandIn(trainer, rollouts, policy, functions).replacements():
@@ -85,7 +85,7 @@ def settings_of(trainer: Any, max_prompt: int, networks: list[Network]) -> Decod
     )  # fmt: skip
 
 
-def longest_of(dataset: Any) -> int:
+def longest_prompt(dataset: Any) -> int:
     """Tokens of the longest prompt. Raises OverlapError when it cannot be told from the dataset."""
     try:
         return max(len(row) for row in dataset["input_ids"])
@@ -93,15 +93,15 @@ def longest_of(dataset: Any) -> int:
         raise OverlapError("the dataset has no column input_ids to tell the longest prompt by; name it as max_prompt") from None
 
 
-def prompts_of(loader: Any, pad: int) -> Iterator[NDArray[np.int64]]:
+def dataset_prompts(loader: Any, pad: int) -> Iterator[NDArray[np.int64]]:
     """Prompts in the order in which TRL draws them, without the pad tokens, which it masks; epoch after epoch."""
     while True:
-        found = 0
+        result = 0
         for batch in loader:
             for row in batch["input_ids"].cpu().numpy():
-                found += 1
+                result += 1
                 yield row[row != pad].astype(np.int64)
-        if not found:
+        if not result:
             raise ValueError("the data loader gives no batch: the dataset has fewer prompts than a batch")
 
 
@@ -117,13 +117,13 @@ def streaming(model: Any) -> Iterator[Network]:
     """A network around a model of the trainer, which within it uses our attention function where it would use torch's."""
     with _logging_as_it_was():
         from oppo_core.models.attention import FUSED
-        from oppo_core.models.huggingface import around
+        from oppo_core.models.huggingface import wrap_network
     before = model.config._attn_implementation
     if before == "sdpa":
         model.set_attn_implementation(FUSED)
     try:
         with evaluating(model):
-            network = around(model)
+            network = wrap_network(model)
         yield network
     finally:
         model.set_attn_implementation(before)
@@ -199,13 +199,13 @@ class Batch:
 
     def scores_of(self, rows: Tensor, pad: int, context: int) -> list[float] | None:
         """Scores of `rows` [N, P + T] whose answers begin at `context`; None when they are not all known."""
-        told = []
+        tokens = []
         for row in rows.cpu().numpy():
             prompt, response = row[:context], row[context:]
             seen = int((response == pad).argmax()) if (response == pad).any() else len(response)
-            told.append(self.scores.get(np.concatenate([prompt[prompt != pad], response[:seen]]).tobytes()))
-        known = [score for score in told if score is not None]
-        return known if len(known) == len(told) else None
+            tokens.append(self.scores.get(np.concatenate([prompt[prompt != pad], response[:seen]]).tobytes()))
+        known = [score for score in tokens if score is not None]
+        return known if len(known) == len(tokens) else None
 
 
 class StandIn:
@@ -248,8 +248,8 @@ class StandIn:
 
     def selective_log_softmax(self, logits: Any, index: Tensor) -> Tensor:
         """TRL's function of that name."""
-        told: Tensor = logits.logprobs if isinstance(logits, Rated) else self._own["selective_log_softmax"](logits, index)
-        return told
+        tokens: Tensor = logits.logprobs if isinstance(logits, Rated) else self._own["selective_log_softmax"](logits, index)
+        return tokens
 
     def get_reward(self, model: Any, query_responses: Tensor, pad_token_id: int, context_length: int) -> tuple[Any, Tensor, Any]:
         """TRL's function of that name; of known rows it tells the scores alone, because `train` asks for no more."""

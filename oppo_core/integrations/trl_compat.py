@@ -38,8 +38,8 @@ def refuse(trainer: Any) -> dict[str, Any]:
         OverlapError: this trainer, its models or the installed TRL are not what the overlap knows.
     """
     functions = _namespace(trainer)
-    for told, reason in (*_machine(trainer), *_models(trainer)):
-        if told:
+    for applies, reason in (*_machine(trainer), *_models(trainer)):
+        if applies:
             raise OverlapError(f"this trainer cannot be overlapped: {reason}")
     for model in (trainer.policy_model, trainer.reward_model):
         try:
@@ -71,9 +71,9 @@ def _namespace(trainer: Any) -> dict[str, Any]:
     for name, expected in FUNCTIONS.items():
         if hasattr(functions[name], "__self__"):
             raise OverlapError("a trainer is overlapped already; leave its block first")
-        found = tuple(inspect.signature(functions[name]).parameters)
-        if found != expected:
-            raise OverlapError(f"TRL's {name} takes {', '.join(found)}; the overlap knows {', '.join(expected)}")
+        result = tuple(inspect.signature(functions[name]).parameters)
+        if result != expected:
+            raise OverlapError(f"TRL's {name} takes {', '.join(result)}; the overlap knows {', '.join(expected)}")
     return functions
 
 
@@ -112,8 +112,10 @@ def _models(trainer: Any) -> list[tuple[bool, str]]:
 
 def _bends(generation: Any) -> list[tuple[bool, str]]:
     given = {name: getattr(generation, name, None) for name in BENDS}
-    told = {name: value for name, value in given.items() if value is not None and (name.endswith("_id") or value not in NEUTRAL)}
+    changed = {
+        name: value for name, value in given.items() if value is not None and (name.endswith("_id") or value not in NEUTRAL)
+    }
     return [
         (True, f"its policy's generation_config has {name} {value!r}, which PPO's log-probs know nothing of")
-        for name, value in told.items()
+        for name, value in changed.items()
     ]

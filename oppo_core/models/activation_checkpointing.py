@@ -46,16 +46,16 @@ def recompute_blocks(network: Network, how: Recompute) -> None:
     Raises:
         ModelFolderError: the network's blocks cannot be found.
     """
-    _keep_everything(network)
+    _save_all(network)
     if how in ("off", "head"):
         return
-    run = _selectively if how == "selective" else _again
-    for block in blocks_of(network):
+    run = _selectively if how == "selective" else _recompute
+    for block in transformer_blocks(network):
         # On the instance: the class and other networks of it do not change.
         block.__dict__["forward"] = partial(_passed, run, block.forward)
 
 
-def _keep_everything(network: Network) -> None:
+def _save_all(network: Network) -> None:
     assert isinstance(network, nn.Module)
     for module in network.modules():
         own = module.__dict__.get("forward")
@@ -63,7 +63,7 @@ def _keep_everything(network: Network) -> None:
             del module.__dict__["forward"]
 
 
-def blocks_of(network: Network) -> list[nn.Module]:
+def transformer_blocks(network: Network) -> list[nn.Module]:
     """The transformer's layers, in order.
 
     Raises:
@@ -91,7 +91,7 @@ def in_slices(compute: Callable[..., tuple[Tensor, ...]], states_MH: Tensor, row
     parts, first = [], 0
     for states in torch.split(states_MH, HEAD_SLICE):
         cut = tuple(column[first : first + len(states)] for column in rows)
-        parts.append(_again(compute, states, *cut) if torch.is_grad_enabled() else compute(states, *cut))
+        parts.append(_recompute(compute, states, *cut) if torch.is_grad_enabled() else compute(states, *cut))
         first += len(states)
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
@@ -100,7 +100,7 @@ def _passed(run: Callable[..., Any], forward: Callable[..., Any], *given: Any, *
     return run(forward, *given, **named) if torch.is_grad_enabled() else forward(*given, **named)
 
 
-def _again(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _recompute(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Saves only its inputs. Nothing random: dropout is off."""
     return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False, **named)
 

@@ -78,7 +78,7 @@ def trained_weights(network: Network) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
+def load_trained_weights(network: Network, weights: dict[str, Tensor]) -> None:
     """Restore the result of `trained_weights`.
 
     Raises:

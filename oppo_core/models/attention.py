@@ -68,7 +68,7 @@ def capped_attention(
         def alone(query: Tensor, key: Tensor, value: Tensor, reach: int | None) -> Tensor:
             return attention(query, key, value, seen(query.shape[2], reach, query.device))
 
-        mixed = window.attend_apart(_layer(module), query, key, value, alone)
+        mixed = window.attend_separately(_layer(module), query, key, value, alone)
     elif window is not None and window.mask is not None and attention_mask is not None:
         mixed = attend_by_band(window, _layer(module), query, attention_mask, attention)
     else:

@@ -95,7 +95,7 @@ class SlotCache:
             f"{kind}.{n}": store[slots, :, :columns].cpu() for kind, layers in stores.items() for n, store in enumerate(layers)
         }
 
-    def put_back(self, slots: list[int], copies: dict[str, Tensor]) -> None:
+    def restore(self, slots: list[int], copies: dict[str, Tensor]) -> None:
         """Restore the result of `copied`."""
         for name, part in copies.items():
             kind, layer = name.split(".")
@@ -122,7 +122,7 @@ class CacheWindow:
     mask: Tensor | None
     bands: tuple[Band, ...] = ()
 
-    def reaching(self, tokens: int | None) -> Tensor | None:
+    def with_windows(self, tokens: int | None) -> Tensor | None:
         """`mask` for layers in which a query sees itself and the `tokens`−1 positions before it; None: all before it."""
         if self.mask is None or tokens is None or self.columns <= tokens:
             return self.mask

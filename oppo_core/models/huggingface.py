@@ -35,7 +35,7 @@ from oppo_core.models.fused_activations import fuse_activations
 from oppo_core.models.packed import Packed
 from oppo_core.models.passthrough_cache import WholeLayer
 from oppo_core.models.tiny_transformer import Head
-from oppo_core.models.verify_streaming import cache_shape, packed_apart, prove
+from oppo_core.models.verify_streaming import cache_shape, packed_apart, verify_streaming
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
@@ -93,7 +93,7 @@ class HuggingNetwork(nn.Module):
         self.config = config = model.config
         self.context = supported.context_of(config)
         self.width = int(config.hidden_size)
-        self.reaches = supported.reaches(config)
+        self.window_sizes = supported.window_sizes(config)
         self.attends_by_band = model.config._attn_implementation in (FUSED, CAPPED)
         self.refuses_packing = "" if self.attends_by_band else "transformers runs it on an attention function that is not ours"
         self._additive = model.config._attn_implementation == "eager"
@@ -112,7 +112,7 @@ class HuggingNetwork(nn.Module):
         """Last hidden states [N, T, H]."""
         given: dict[str, Any] = {"use_cache": False, "past_key_values": self._whole}
         if isinstance(window, Packed):
-            given |= {"window": window.reaching(self._layer_reaches()), "attention_mask": self._no_masks(tokens_NT)}
+            given |= {"window": window.with_windows(self._window_sizes()), "attention_mask": self._no_masks(tokens_NT)}
         elif window is not None:
             layers = [WindowLayer(window, layer, self.attends_by_band) for layer in range(len(self.cache_shape.layers))]
             given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
@@ -126,23 +126,23 @@ class HuggingNetwork(nn.Module):
         if window.mask is None:
             return None
         masks = {}
-        for kind, reach in self.reaches.items():
-            mask = window.reaching(reach)
+        for kind, reach in self.window_sizes.items():
+            mask = window.with_windows(reach)
             assert mask is not None
             masks[kind] = _additive(mask, self.model.dtype) if self._additive else mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _layer_reaches(self) -> tuple[int | None, ...]:
+    def _window_sizes(self) -> tuple[int | None, ...]:
         """Window size of each layer; None: full attention."""
         layers = len(self.cache_shape.layers)
-        if len(self.reaches) == 1:
-            return tuple(self.reaches.values()) * layers
-        return tuple(self.reaches[kind] for kind in self.config.layer_types[:layers])
+        if len(self.window_sizes) == 1:
+            return tuple(self.window_sizes.values()) * layers
+        return tuple(self.window_sizes[kind] for kind in self.config.layer_types[:layers])
 
     def _no_masks(self, tokens_1T: Tensor) -> Tensor | dict[str, Tensor]:
         """Placeholder masks, which keep transformers from allocating masks quadratic in the row length."""
         none = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1T.device)
-        return dict.fromkeys(self.reaches, none) if len(self.reaches) > 1 else none
+        return dict.fromkeys(self.window_sizes, none) if len(self.window_sizes) > 1 else none
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V]."""
@@ -182,33 +182,33 @@ def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
             "it needs program code of its own, which is never run; only models that transformers knows are" if remote else error
         )
         raise ModelFolderError(f"{path} cannot be loaded: {reason}") from error
-    _prove(network)
+    _verify(network)
     return network
 
 
-def around(model: Any) -> HuggingNetwork:
+def wrap_network(model: Any) -> HuggingNetwork:
     """Wrap a loaded model that has its own head, after verifying that reading in chunks equals one pass.
 
     Raises:
         ModelFolderError: it does not.
     """
     network = HuggingNetwork(model, None)
-    _prove(network)
+    _verify(network)
     return network
 
 
-def _prove(network: HuggingNetwork) -> None:
+def _verify(network: HuggingNetwork) -> None:
     """`verify_streaming`; a model that changes keys between cache and attention is read without bands.
 
     Also finds out whether it can be packed.
     """
     try:
-        prove(network)
+        verify_streaming(network)
     except ModelFolderError:
         if not network.attends_by_band:
             raise
         network.attends_by_band = False
-        prove(network)
+        verify_streaming(network)
     network.refuses_packing = network.refuses_packing or packed_apart(network)
 
 
@@ -238,32 +238,32 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
     if dtype == torch.float64:
         given["experts_implementation"] = "eager"  # the fused products of a mixture of experts have no float64
     try:
-        model, told = kind.from_pretrained(path, attn_implementation=attention, **given)
+        model, loading_info = kind.from_pretrained(path, attn_implementation=attention, **given)
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        model, told = kind.from_pretrained(path, attn_implementation="eager", **given)
-    if told["missing_keys"]:
-        missing = ", ".join(sorted(told["missing_keys"])[:5])
+        model, loading_info = kind.from_pretrained(path, attn_implementation="eager", **given)
+    if loading_info["missing_keys"]:
+        missing = ", ".join(sorted(loading_info["missing_keys"])[:5])
         raise ModelFolderError(f"{path} lacks the weights {missing}")
     if attention == "sdpa" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(FUSED)  # does not change a model without an exchangeable attention function
     fuse_activations(model)
     for module in model.modules():
         if hasattr(module, ASKS):
-            setattr(module, ASKS, _say_nothing)
+            setattr(module, ASKS, _silence_padding_warning)
     loaded: nn.Module = model.eval()
     return loaded
 
 
-def _say_nothing(*_: Tensor | None) -> None:
+def _silence_padding_warning(*_: Tensor | None) -> None:
     """Rows are right-padded beyond their end, where nothing is read: transformers' warning does not apply."""
 
 
 def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
     """Write `weights` as a folder that `from_pretrained` reads, with the tokenizer of `source`."""
     model: Any = network.model
-    with deepspeed_left_alone():
+    with without_deepspeed_import():
         model.save_pretrained(folder, state_dict=weights)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
@@ -271,7 +271,7 @@ def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, w
 
 
 @contextmanager
-def deepspeed_left_alone() -> Iterator[None]:
+def without_deepspeed_import() -> Iterator[None]:
     """Within it, saving a model does not import DeepSpeed if it is installed, which takes seconds and prints a line.
 
     accelerate checks whether a model is a DeepSpeed engine; ours never is.

@@ -30,7 +30,7 @@ def load_actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[
     return network, base
 
 
-def reference_of(spec: RunSpec, roots: list[Path], device: torch.device, base: Base | None) -> Network:
+def load_role_reference(spec: RunSpec, roots: list[Path], device: torch.device, base: Base | None) -> Network:
     """The reference; `base`: see `load_reference`. Raises ModelFolderError as `load_actor` does."""
     network = load_reference(spec.models, roots, DTYPES[spec.resources.dtype], spec.seed, device, base)
     check_contexts(spec, network)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from oppo_contract.model_folder import TINY, ModelFolderError, find, may_be_hub_id, read_config
 from oppo_contract.sections.models import Lora, Models
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.adapters import adapt, is_adapted, merged_weights, take_trained, trained_weights
+from oppo_core.models.adapters import adapt, is_adapted, load_trained_weights, merged_weights, trained_weights
 from oppo_core.models.protocol import Network
-from oppo_core.models.shared_weights import over_same_weights, take_shared
+from oppo_core.models.shared_weights import over_same_weights, use_shared_weights
 from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def load_reference(
         return base
     network = load_model(models.reference or models.actor, "lm", roots, dtype, seed, device=device)
     if base is not None:
-        take_shared(network, base)
+        use_shared_weights(network, base)
     return network
 
 
@@ -178,7 +178,7 @@ def restore_weights(network: Network, folder: Path) -> None:
         ModelFolderError: adapters were trained with other frozen weights than the network's.
     """
     if is_adapted(network):
-        take_trained(network, load_file(folder / ADAPTERS))
+        load_trained_weights(network, load_file(folder / ADAPTERS))
         return
     if isinstance(network, TinyTransformer):
         network.load_state_dict(load_file(folder / "model.safetensors"))

@@ -30,12 +30,12 @@ Alone = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 class Packed:
     """Sequences of these `lengths` in one row: sequence n starts at `starts_N1`[n].
 
-    `reaches`: window size of each layer, the query itself included; None: full attention; empty: full in every layer.
+    `window_sizes`: window size of each layer, the query itself included; None: full attention; empty: full in every layer.
     """
 
     lengths: tuple[int, ...]
     starts_N1: Tensor  # int32
-    reaches: tuple[int | None, ...] = ()
+    window_sizes: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> Self:
@@ -43,30 +43,30 @@ class Packed:
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return cls(tuple(lengths), to_device(starts, device))
 
-    def reaching(self, reaches: tuple[int | None, ...]) -> Packed:
+    def with_windows(self, window_sizes: tuple[int | None, ...]) -> Packed:
         """The same for a network with these window sizes."""
-        return replace(self, reaches=reaches)
+        return replace(self, window_sizes=window_sizes)
 
-    def reach_of(self, layer: int) -> int | None:
+    def window_size(self, layer: int) -> int | None:
         """Window size of `layer`; None: full attention."""
-        reach = self.reaches[layer] if self.reaches else None
+        reach = self.window_sizes[layer] if self.window_sizes else None
         return reach if reach is not None and reach < max(self.lengths) else None
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
         """Fused attention [1, heads, T, width]; `keys` and `values` may have fewer heads (grouped-query attention)."""
         kernel = _kernel() if _is_for_kernel(query, values) else None
-        reach = self.reach_of(layer)
+        reach = self.window_size(layer)
         if kernel is None:
-            return self.attend_apart(layer, query, keys, values, lambda q, k, v, r: fused_alone(q, k, v, r, scale))
+            return self.attend_separately(layer, query, keys, values, lambda q, k, v, r: fused_single(q, k, v, r, scale))
         q, k, v = (x[0].transpose(0, 1) for x in (query, keys, values))
         longest = max(self.lengths)
         window = (-1 if reach is None else reach - 1, 0)
         mixed = kernel(q, k, v, self.starts_N1, self.starts_N1, longest, longest, scale=scale, window_size=window)
         return mixed.transpose(0, 1)[None]
 
-    def attend_apart(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, alone: Alone) -> Tensor:
+    def attend_separately(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, alone: Alone) -> Tensor:
         """One sequence after another by `alone`, if no kernel handles them together."""
-        reach = self.reach_of(layer)
+        reach = self.window_size(layer)
         parts = [
             alone(query[:, :, first:end], keys[:, :, first:end], values[:, :, first:end], reach) for first, end in self._bounds()
         ]
@@ -76,7 +76,7 @@ class Packed:
         return pairwise((0, *accumulate(self.lengths)))
 
 
-def fused_alone(query: Tensor, keys: Tensor, values: Tensor, reach: int | None, scale: float | None) -> Tensor:
+def fused_single(query: Tensor, keys: Tensor, values: Tensor, reach: int | None, scale: float | None) -> Tensor:
     """torch's fused attention of one sequence."""
     groups = query.shape[1] // keys.shape[1]
     if groups > 1:

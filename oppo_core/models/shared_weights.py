@@ -29,14 +29,14 @@ def over_same_weights(network: Kind) -> Kind:
     return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())})
 
 
-def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] | None:
+def move_to_shared_memory(network: Network, ranks_here: int = 1) -> dict[str, Tensor] | None:
     """Move a network's weights in place to shared memory; returns them by name.
 
     None, with a warning in the log, if there is not enough for all of `ranks_here`, which do so at the same time.
     """
     weights = network.state_dict()
     size = sum({weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}.values())
-    if (free := short_of_shared_memory(size, ranks_here)) is not None:
+    if (free := shared_memory_shortage(size, ranks_here)) is not None:
         LOG.warning(
             "the reference is loaded a second time: to share the actor's weights with the scorers' process %s of shared memory"
             " are needed, and %s has %s for each rank; give the container more (docker run --shm-size)",
@@ -48,7 +48,7 @@ def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] |
     return weights
 
 
-def short_of_shared_memory(size: int, ranks_here: int = 1) -> int | None:
+def shared_memory_shortage(size: int, ranks_here: int = 1) -> int | None:
     """Free bytes for each of `ranks_here` if these are fewer than `size`; otherwise None."""
     if not SHARED_MEMORY.exists():
         return None
@@ -56,7 +56,7 @@ def short_of_shared_memory(size: int, ranks_here: int = 1) -> int | None:
     return free if free < size else None
 
 
-def take_shared(network: Network, weights: dict[str, Tensor]) -> None:
+def use_shared_weights(network: Network, weights: dict[str, Tensor]) -> None:
     """Make `network` use weights in shared memory that another process owns."""
     for name, weight in network.state_dict(keep_vars=True).items():
         weight.data = weights[name]

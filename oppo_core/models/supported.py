@@ -20,7 +20,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def refuse_unsupported(config: PretrainedConfig, path: str) -> None:
     """Raises ModelFolderError with the reason for a configuration that cannot be exact."""
-    reason = next((reason for told, reason in _reasons(config) if told), None)
+    reason = next((reason for applies, reason in _reasons(config) if applies), None)
     if reason is not None:
         raise ModelFolderError(f"{path} ({config.model_type}) cannot be used: {reason} (docs/models.md)")
 
@@ -81,7 +81,7 @@ def context_of(config: PretrainedConfig) -> int:
     return int(min([config.max_position_embeddings, *originals]))
 
 
-def reaches(config: PretrainedConfig) -> dict[str, int | None]:
+def window_sizes(config: PretrainedConfig) -> dict[str, int | None]:
     """For each kind of attention layer how many positions a query sees, itself included; None: all."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

@@ -63,7 +63,7 @@ def cache_shape(backbone: nn.Module, layers: int, name: str) -> CacheShape:
 
 
 @torch.no_grad()
-def prove(network: HuggingNetwork) -> None:
+def verify_streaming(network: HuggingNetwork) -> None:
     """Raises ModelFolderError when reading `network` in parts, or through our heads, gives something else than one pass."""
     tokens_1T = _tokens(network)
     positions_1T = torch.arange(tokens_1T.shape[1], device=tokens_1T.device)[None]
@@ -107,17 +107,17 @@ def _apart(what: str, ours: Tensor, theirs: Tensor) -> str:
 @contextmanager
 def _narrow_window(network: HuggingNetwork) -> Iterator[None]:
     """Within it layers that slide see `PROOF_WINDOW` positions, in transformers' masks and in ours."""
-    config, reaches = network.model.config, network.reaches
-    window: Any = config.sliding_window if any(reaches.values()) else None
+    config, window_sizes = network.model.config, network.window_sizes
+    window: Any = config.sliding_window if any(window_sizes.values()) else None
     if window is None or window <= PROOF_WINDOW:
         yield
         return
     config.sliding_window = PROOF_WINDOW  # transformers reads it at every pass
-    network.reaches = {kind: reach and PROOF_WINDOW for kind, reach in reaches.items()}
+    network.window_sizes = {kind: reach and PROOF_WINDOW for kind, reach in window_sizes.items()}
     try:
         yield
     finally:
-        config.sliding_window, network.reaches = window, reaches
+        config.sliding_window, network.window_sizes = window, window_sizes
 
 
 def _tokens(network: HuggingNetwork) -> Tensor:

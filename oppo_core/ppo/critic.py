@@ -18,7 +18,7 @@ from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare
-from oppo_core.models.adapters import take_trained, trained_weights
+from oppo_core.models.adapters import load_trained_weights, trained_weights
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import save_weights
@@ -247,7 +247,7 @@ class CriticTrainer:
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        take_trained(self.network, load_file(folder / WEIGHTS))
+        load_trained_weights(self.network, load_file(folder / WEIGHTS))
         self.optimizer.load_state(load_file(folder / MOMENTS))
 
 

@@ -13,7 +13,7 @@ import httpx
 PORTS = {"http": 80, "https": 443}
 
 
-def place_of(url: httpx.URL) -> str:
+def host_port(url: httpx.URL) -> str:
     """host:port, in the format of the lists of allowed hosts."""
     return f"{url.host}:{url.port or PORTS[url.scheme]}"
 

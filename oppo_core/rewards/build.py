@@ -15,10 +15,10 @@ from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
+from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
 from oppo_core.rewards.protocol import FinishedReward, GrowingReward
 from oppo_core.rewards.registry import find_rule
-from oppo_core.rewards.rule import RuleReward, asks_for_line
+from oppo_core.rewards.rule import RuleReward, needs_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 
@@ -85,16 +85,16 @@ class RewardBuilder:
         if self.device.type != "cuda":
             raise RewardError("models.reward.served_by is vllm, which reads on a GPU, and torch sees none here; choose torch")
         assert model.path is not None  # the spec's validator guarantees it
-        r, wanted = self.spec.rollout, self.spec.resources
+        r, resources = self.spec.rollout, self.spec.resources
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
         place = self.device.index or 0
-        arguments = reward_arguments(str(folder), wanted.dtype, longest, self.slots, memory_share, place)
-        return build_vllm_reward(folder, arguments, wanted.longest_silence_s)
+        arguments = reward_arguments(str(folder), resources.dtype, longest, self.slots, memory_share, place)
+        return build_vllm_reward(folder, arguments, resources.longest_silence_s)
 
     def _judge(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:
             rule = find_rule(source.rule)
-            lines = self.lines() if asks_for_line(source.rule, rule) else None
+            lines = self.lines() if needs_line(source.rule, rule) else None
             # Less than the silence limit, so that the error names the rule before its process is assumed to hang.
             return RuleReward(source.rule, rule, lines, 0.9 * self.spec.resources.longest_silence_s)
         from oppo_core.rewards.service import ServiceReward  # only this part needs an HTTP library
@@ -115,9 +115,9 @@ class RewardBuilder:
             source = model.path  # a hub id: the network was loaded by it
         return text_encoder(source) if reads == "text" else chat_encoder(source, self.lines((MESSAGES,)))
 
-    def lines(self, keys: tuple[str, ...] | None = None) -> PromptLines:
+    def lines(self, keys: tuple[str, ...] | None = None) -> PromptRecords:
         """Records of the run's prompts, held-out ones included."""
-        lines, longest = PromptLines(keys), self.spec.rollout.max_prompt_tokens
+        lines, longest = PromptRecords(keys), self.spec.rollout.max_prompt_tokens
         for data in (self.spec.data, self.spec.evaluation):
             if data is not None:
                 lines.read(find(data.prompts, self.roots), data.prompt_field, self.codec, longest)

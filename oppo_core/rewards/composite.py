@@ -61,8 +61,8 @@ class RewardReader:
             if part.finished is not None:
                 self.finished[number] = part.finished
         self.growing = [part.growing for part in rewards.parts if part.growing is not None]
-        found = (getattr(part, "budget", None) for part in self.finished.values())
-        self.budgets: list[PassBudget] = [own for own in found if own is not None]  # of parts that read in separate passes
+        result = (getattr(part, "budget", None) for part in self.finished.values())
+        self.budgets: list[PassBudget] = [own for own in result if own is not None]  # of parts that read in separate passes
         # Tensors until they are needed: reading one on a GPU synchronizes.
         self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()
@@ -119,7 +119,7 @@ class RewardReader:
             Answer(i, row[: prompt_lengths[i]], row[prompt_lengths[i] :], self._codec, i in stopped) for i, row in rows.items()
         ]
 
-    def settled(self, ids: list[int]) -> bool:
+    def is_scored(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""
         return all(part.wait(ids, 0.0) for part in self.finished.values())
 
@@ -139,8 +139,8 @@ class RewardReader:
 
     def cached(self, sequence_ids: list[int]) -> dict[int, tuple[int, int]]:
         """Sums over all parts of `GrowingReward.cached`, for sequences after `wait`."""
-        told = {i: [part.cached(i) for part in self.growing] for i in sequence_ids}
-        return {i: (sum(known for known, _ in pairs), sum(found for _, found in pairs)) for i, pairs in told.items()}
+        by_part = {i: [part.cached(i) for part in self.growing] for i in sequence_ids}
+        return {i: (sum(known for known, _ in pairs), sum(result for _, result in pairs)) for i, pairs in by_part.items()}
 
     def _column(self, number: int, sequence_ids: list[int]) -> list[float]:
         if number in self.finished:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 
 from oppo_contract.spec import HttpReward
-from oppo_core.rewards.response_schema import BadReplyError, scores_in, shown
+from oppo_core.rewards.response_schema import BadReplyError, excerpt, parse_scores
 from oppo_core.rng import Use, generator
 
 FIRST_PAUSE_S = 0.25
@@ -83,19 +83,19 @@ class Post:
 
     def _scores_of(self, response: httpx.Response, body: bytes, whole: bool, count: int) -> list[float]:
         status = response.status_code
-        told = f"HTTP {status}, it answered {shown(body, self._token)}"
+        reason = f"HTTP {status}, it answered {excerpt(body, self._token)}"
         if response.is_redirect:
-            raise TryFailedError(f"{told}; redirects are not followed: name the address itself", final=True)
+            raise TryFailedError(f"{reason}; redirects are not followed: name the address itself", final=True)
         if not response.is_success:
-            raise TryFailedError(told, final=status < 500 and status not in MAY_PASS, pause_s=_asked_pause(response))
+            raise TryFailedError(reason, final=status < 500 and status not in MAY_PASS, pause_s=_retry_after(response))
         if not whole:
-            raise TryFailedError(f"{told}; the reply has more than {len(body)} bytes")
+            raise TryFailedError(f"{reason}; the reply has more than {len(body)} bytes")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TryFailedError(f"{told}; the reply is compressed, though that was not offered")
+            raise TryFailedError(f"{reason}; the reply is compressed, though that was not offered")
         try:
-            return scores_in(body, count)
+            return parse_scores(body, count)
         except BadReplyError as error:
-            raise TryFailedError(f"{told}; {error}") from None
+            raise TryFailedError(f"{reason}; {error}") from None
 
 
 async def _read(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
@@ -108,7 +108,7 @@ async def _read(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
     return body, True
 
 
-def _asked_pause(response: httpx.Response) -> float:
+def _retry_after(response: httpx.Response) -> float:
     """`Retry-After` in seconds; its date form is ignored, because it depends on two clocks."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 0.0

@@ -21,7 +21,7 @@ MESSAGES = "messages"
 Line = Mapping[str, Any]
 
 
-class PromptLines:
+class PromptRecords:
     """All records of some prompts files, by the prompt's tokens; only `keys` of each, if given."""
 
     def __init__(self, keys: tuple[str, ...] | None = None) -> None:

@@ -24,15 +24,15 @@ def find_rule(name: str) -> Callable[..., Any]:
     Raises:
         RewardError: the name is not registered, registered twice, or cannot be imported.
     """
-    found = {point.value: point for point in entry_points(group=GROUP, name=name)}
-    if not found:
+    result = {point.value: point for point in entry_points(group=GROUP, name=name)}
+    if not result:
         raise RewardError(
             f"there is no rule {name}; registered are {', '.join(registered_rules()) or 'none'}. A rule is a function that an"
             f" installed package names as an entry point of the group {GROUP} (docs/rewards.md)"
         )
-    if len(found) > 1:
-        raise RewardError(f"the rule {name} is registered more than once: {', '.join(sorted(found))}; uninstall one")
-    return _loaded(name, *found.values())
+    if len(result) > 1:
+        raise RewardError(f"the rule {name} is registered more than once: {', '.join(sorted(result))}; uninstall one")
+    return _loaded(name, *result.values())
 
 
 def _load(point: EntryPoint) -> Any:

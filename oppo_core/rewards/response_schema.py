@@ -12,7 +12,7 @@ class BadReplyError(Exception):
     """The response is no list of scores."""
 
 
-def scores_in(body: bytes, count: int) -> list[float]:
+def parse_scores(body: bytes, count: int) -> list[float]:
     """The scores of `count` answers.
 
     Raises:
@@ -39,7 +39,7 @@ def _score(position: int, score: object) -> float:
     return float(score)
 
 
-def shown(body: bytes, secret: str | None) -> str:
+def excerpt(body: bytes, secret: str | None) -> str:
     """The first bytes of a response for an error message, without the token."""
     text = body.decode(errors="replace")
     if secret:

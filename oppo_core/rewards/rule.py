@@ -9,9 +9,9 @@ from numbers import Real
 from typing import Any
 
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.prompt_records import PromptRecords
 from oppo_core.rewards.protocol import Answer, ScoredAtOnce
-from oppo_core.rewards.time_limit import TooLong, at_most
+from oppo_core.rewards.time_limit import TooLong, time_limit
 
 MAY_ASK: dict[str, Callable[[Answer], object]] = {
     "ended": lambda answer: answer.ended,
@@ -23,17 +23,17 @@ LINE = "line"
 class RuleReward(ScoredAtOnce):
     """`rule(prompt, response, …)` on every finished answer."""
 
-    def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None, longest_s: float = 600.0) -> None:
-        """`lines`: only for a rule that has the parameter `line` (`asks_for_line`).
+    def __init__(self, name: str, rule: Callable[..., Any], lines: PromptRecords | None, longest_s: float = 600.0) -> None:
+        """`lines`: only for a rule that has the parameter `line` (`needs_line`).
 
-        A rule that does not return within `longest_s` seconds has failed (`time_limit.at_most`).
+        A rule that does not return within `longest_s` seconds has failed (`time_limit.time_limit`).
 
         Raises:
             RewardError: the function has an unknown parameter.
         """
         super().__init__()
         self._name, self._rule, self._lines, self._longest_s = name, rule, lines, longest_s
-        self._asked = asked_of(name, rule)
+        self._parameters = rule_parameters(name, rule)
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
         """Score the answers. Raises RewardError when the rule raises, takes too long, or returns no finite number."""
@@ -42,14 +42,14 @@ class RuleReward(ScoredAtOnce):
             alive()
 
     def _score(self, answer: Answer) -> float:
-        told = {name: MAY_ASK[name](answer) for name in self._asked if name != LINE}
-        if LINE in self._asked:
+        arguments = {name: MAY_ASK[name](answer) for name in self._parameters if name != LINE}
+        if LINE in self._parameters:
             assert self._lines is not None
-            told[LINE] = self._lines.line(answer.prompt_ids)
+            arguments[LINE] = self._lines.line(answer.prompt_ids)
         where = f"the rule {self._name}, asked about sequence {answer.sequence_id},"
         try:
-            with at_most(self._longest_s):
-                score = self._rule(answer.prompt, answer.response, **told)
+            with time_limit(self._longest_s):
+                score = self._rule(answer.prompt, answer.response, **arguments)
         except TooLong as late:
             raise RewardError(f"{where} has not returned within {self._longest_s:g} s; it stands in {late.where}") from late
         except Exception as error:
@@ -61,16 +61,16 @@ class RuleReward(ScoredAtOnce):
         return float(score)
 
 
-def asks_for_line(name: str, rule: Callable[..., Any]) -> bool:
+def needs_line(name: str, rule: Callable[..., Any]) -> bool:
     """Whether the rule has the parameter `line`. Raises RewardError as `RuleReward` does."""
-    return LINE in asked_of(name, rule)
+    return LINE in rule_parameters(name, rule)
 
 
-def asked_of(name: str, rule: Callable[..., Any]) -> list[str]:
+def rule_parameters(name: str, rule: Callable[..., Any]) -> list[str]:
     """The rule's parameters besides prompt and response. Raises RewardError as `RuleReward` does."""
     parameters = list(inspect.signature(rule).parameters.values())
-    told = ["prompt", "response"]
-    if [p.name for p in parameters[:2]] != told or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    arguments = ["prompt", "response"]
+    if [p.name for p in parameters[:2]] != arguments or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise RewardError(f"the rule {name} must take (prompt, response, …), it takes {inspect.signature(rule)}")
     known = [*MAY_ASK, LINE]
     unknown = [p.name for p in parameters[2:] if p.name not in known and p.default is p.empty and p.kind is not p.VAR_KEYWORD]

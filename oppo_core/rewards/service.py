@@ -17,12 +17,12 @@ from itertools import count
 import httpx
 
 from oppo_contract.spec import HttpReward
-from oppo_core.rewards.allowed_hosts import place_of
+from oppo_core.rewards.allowed_hosts import host_port
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.http_request import Post, Request, TryFailedError
-from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.prompt_records import PromptRecords
 from oppo_core.rewards.protocol import Answer
-from oppo_core.rewards.service_auth import allowed_url, token_of
+from oppo_core.rewards.service_auth import allowed_url, bearer_token
 
 WIRE_VERSION = 1
 OPENED_WITHIN_S = 60.0
@@ -34,15 +34,15 @@ class ServiceReward:
 
     elsewhere = True
 
-    def __init__(self, http: HttpReward, seed: int, lines: PromptLines | None) -> None:
+    def __init__(self, http: HttpReward, seed: int, lines: PromptRecords | None) -> None:
         """`lines`: only for `send_line`.
 
         Raises:
             RewardError: the host is not allowed, or the token is missing.
         """
         self._http, self._seed, self._lines = http, seed, lines
-        self._url, self._token = allowed_url(http.url), token_of(http)
-        self._place = place_of(self._url)
+        self._url, self._token = allowed_url(http.url), bearer_token(http)
+        self._place = host_port(self._url)
         self._numbers = count(1)
         self._news = threading.Condition()
         self._scores: dict[int, float] = {}
@@ -50,7 +50,7 @@ class ServiceReward:
         self._failure: RewardError | None = None
         self._failed_in_a_row = 0
         self._opened = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._talk()), name="reward-service", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run_loop()), name="reward-service", daemon=True)
         self._thread.start()
         if not self._opened.wait(OPENED_WITHIN_S):
             raise RewardError("the thread that asks the reward service did not start; its traceback stands in the log")
@@ -97,14 +97,14 @@ class ServiceReward:
         size = self._http.answers_a_request
         for first in range(0, len(answers), size):
             chosen = answers[first : first + size]
-            body = {"version": WIRE_VERSION, "answers": [self._told(answer) for answer in chosen]}
+            body = {"version": WIRE_VERSION, "answers": [self._answer_json(answer) for answer in chosen]}
             yield Request(next(self._numbers), [answer.sequence_id for answer in chosen], json.dumps(body).encode())
 
-    def _told(self, answer: Answer) -> dict[str, object]:
-        told = {"id": str(answer.sequence_id), "prompt": answer.prompt, "response": answer.response, "ended": answer.ended}
-        return told if self._lines is None else told | {"line": self._lines.line(answer.prompt_ids)}
+    def _answer_json(self, answer: Answer) -> dict[str, object]:
+        fields = {"id": str(answer.sequence_id), "prompt": answer.prompt, "response": answer.response, "ended": answer.ended}
+        return fields if self._lines is None else fields | {"line": self._lines.line(answer.prompt_ids)}
 
-    async def _talk(self) -> None:
+    async def _run_loop(self) -> None:
         """Body of the thread, which owns the client until `close`."""
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._slots = asyncio.Semaphore(self._http.requests_at_once)
@@ -124,11 +124,11 @@ class ServiceReward:
     async def _ask(self, request: Request) -> None:
         async with self._slots:
             try:
-                await self._until_answered(request)
+                await self._retry_until_scored(request)
             except Exception as error:  # noqa: BLE001 - nobody looks at this task: whoever waits must hear of it
                 self._fail(f"{type(error).__name__}: {error}")
 
-    async def _until_answered(self, request: Request) -> None:
+    async def _retry_until_scored(self, request: Request) -> None:
         """Retry until there are scores, they are no longer needed, or the breaker opens."""
         failed = 0
         while self._failure is None and self._wanted(request):

@@ -13,7 +13,7 @@ import httpx
 
 from oppo_contract.spec import HttpReward
 from oppo_core.rewards import allowed_hosts
-from oppo_core.rewards.allowed_hosts import PORTS, place_of
+from oppo_core.rewards.allowed_hosts import PORTS, host_port
 from oppo_core.rewards.errors import RewardError
 
 HOSTS_VARIABLE = "OPPO_REWARD_HOSTS"
@@ -34,11 +34,11 @@ def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> http
         raise RewardError("models.reward.http.url must be http://host… or https://host…")
     if url.userinfo:
         raise RewardError("models.reward.http.url holds a user or password; use token_variable, which no spec shows")
-    place = place_of(url)
+    place = host_port(url)
     if place not in allowed_places(environment):
-        told = environment.get(HOSTS_VARIABLE, "").strip()
+        allowed = environment.get(HOSTS_VARIABLE, "").strip()
         raise RewardError(
-            f"the reward service {place} is not allowed here ({HOSTS_VARIABLE} is {told or 'not set'}); whoever runs this"
+            f"the reward service {place} is not allowed here ({HOSTS_VARIABLE} is {allowed or 'not set'}); whoever runs this"
             f" worker can allow it by {HOSTS_VARIABLE}={place}"
         )
     return url
@@ -52,7 +52,7 @@ def allowed_places(environment: Mapping[str, str] = os.environ) -> set[str]:
         raise RewardError(str(error)) from None
 
 
-def token_of(http: HttpReward, environment: Mapping[str, str] = os.environ) -> str | None:
+def bearer_token(http: HttpReward, environment: Mapping[str, str] = os.environ) -> str | None:
     """The service's bearer token. Raises RewardError when the variable may not be read, is not set, or holds no token."""
     name = http.token_variable
     if name is None:

@@ -17,7 +17,7 @@ from oppo_core.models.microbatching import ragged_batches, right_padded
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
+from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
 from oppo_core.rewards.protocol import Answer, ScoredAtOnce
 
 Encode = Callable[[Answer], list[int]]
@@ -77,7 +77,7 @@ def text_encoder(source: Path | str) -> Encode:
     return lambda answer: list(tokenizer(answer.whole)["input_ids"])
 
 
-def chat_encoder(source: Path | str, lines: PromptLines) -> Encode:
+def chat_encoder(source: Path | str, lines: PromptRecords) -> Encode:
     """The chat template's rendering of the conversation with the response as the assistant's last message.
 
     The conversation is `messages` of the prompt's record if it has one (required for prompts rendered in the actor's own

@@ -19,13 +19,13 @@ class TooLong(BaseException):
 
     @property
     def where(self) -> str:
-        """Stack of the interrupted function inside `at_most`, the outermost call first."""
-        inside = traceback.extract_tb(self.__traceback__)[1:-1]  # without the caller of `at_most`, and without the interrupt
+        """Stack of the interrupted function inside `time_limit`, the outermost call first."""
+        inside = traceback.extract_tb(self.__traceback__)[1:-1]  # without the caller of `time_limit`, and without the interrupt
         return " > ".join(f"{call.name} ({os.path.basename(call.filename)}:{call.lineno})" for call in inside)
 
 
 @contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Interrupt the block if it does not finish within `seconds`.
 
     Python code is interrupted, on the main thread only. Code that cannot be interrupted, such as an endless loop in an

@@ -183,7 +183,7 @@ class Decoder:
         rows = [row for row, sequence_id in enumerate(ids) if sequence_id in known]
         self.live = [known[ids[row]] for row in rows]
         self._filled = [len(s.prompt) + s.length - 1 for s in self.live]
-        self.cache.put_back(list(range(len(rows))), {name: tensor[rows] for name, tensor in tensors.items()})
+        self.cache.restore(list(range(len(rows))), {name: tensor[rows] for name, tensor in tensors.items()})
 
     def _draw_uniforms(self) -> None:
         settings = self.settings

@@ -131,7 +131,7 @@ class ProcessScorers(ScorerProxy):
         start = self._trace.clock()
         while not self._heartbeat.queue_slots.acquire(timeout=POLL_S):
             self._check_process()
-        self._trace.held_up("score", start)
+        self._trace.blocked("score", start)
 
     def _receive(self) -> object:
         try:

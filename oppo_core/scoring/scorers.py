@@ -146,7 +146,7 @@ class ScorerSet:
         self.reward = RewardReader(networks.rewards, slots, columns, reads)
         self._budgets = [reads, *self.reward.budgets, *([trainer.budget] if trainer is not None else [])]
         for budget in self._budgets:
-            budget.on_shrink, budget.alive = trace.ran_short, lambda: self.alive()
+            budget.on_shrink, budget.alive = trace.record_shrunk, lambda: self.alive()
         self.alive: Callable[[], None] = no_op
         self.sequences: dict[int, ScoredSequence] = {}
         self._scores: dict[int, Scored] = {}
@@ -286,7 +286,7 @@ class ScorerSet:
 
     def _await_rewards(self, sequence_ids: list[int]) -> None:
         """Block until the reward services have scored these finished sequences."""
-        if self.reward.settled(sequence_ids):
+        if self.reward.is_scored(sequence_ids):
             return
         with self.trace.wait("score"):
             self.reward.wait(sequence_ids, self.alive)

@@ -83,7 +83,7 @@ class ThreadedScorers(ScorerProxy):
         if self._calls.full():
             start = self._trace.clock()
             self._put_blocking(name, arguments)
-            self._trace.held_up("score", start)
+            self._trace.blocked("score", start)
         else:
             self._calls.put((name, arguments))  # there is no other producer, so the slot is still free
 

@@ -64,13 +64,13 @@ def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window:
     """
     work = flattened((s.start, s.end, _cause(s, tail_rows)) for s in spans)
     waited = flattened((w.start, w.end, w.cause) for w in waits)
-    found: list[Idle] = []
-    for alike in _alike(devices, spans, waits):
+    result: list[Idle] = []
+    for alike in _group_devices(devices, spans, waits):
         own = flattened((w.start, w.end, w.cause) for w in waits if alike[0] in w.devices)
         free = gaps(union([(s.start, s.end) for s in spans if alike[0] in s.devices], window), window)
-        pieces = _explained(free, [own, work, waited])
-        found += [Idle(device, cause, start, end) for device in alike for start, end, cause in pieces]
-    return found
+        pieces = _assign_causes(free, [own, work, waited])
+        result += [Idle(device, cause, start, end) for device in alike for start, end, cause in pieces]
+    return result
 
 
 def busy_shares(idle: list[Idle], devices: list[str], window: Interval) -> dict[str, float]:
@@ -113,7 +113,7 @@ def _cause(span: Span, tail_rows: int) -> IdleCause:
     return "tail" if span.phase == "decode" and span.rows <= tail_rows else CAUSE_OF[span.phase]
 
 
-def _alike(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[list[str]]:
+def _group_devices(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[list[str]]:
     """Groups of devices with the same work and waits."""
     groups: dict[tuple[int, ...], list[str]] = {}
     teams = list({span.devices for span in spans} | {wait.devices for wait in waits})
@@ -122,7 +122,7 @@ def _alike(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[lis
     return list(groups.values())
 
 
-def _explained(free: list[Interval], causes: list[list[Reason]]) -> list[Reason]:
+def _assign_causes(free: list[Interval], causes: list[list[Reason]]) -> list[Reason]:
     """Split `free` where causes change; the first list of `causes` that covers a moment decides."""
     pieces: list[Reason] = []
     for reasons in causes:

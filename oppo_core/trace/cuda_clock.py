@@ -139,6 +139,6 @@ def without(start: float, end: float, pauses: list[tuple[float, float]]) -> list
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a or not pauses]
 
 
-def recorder_of(devices: tuple[str, ...], device: torch.device) -> Recorder:
+def build_recorder(devices: tuple[str, ...], device: torch.device) -> Recorder:
     """The recorder for work on `device`, called `devices` in the trace."""
     return CudaRecorder(devices) if device.type == "cuda" else Recorder(devices)

@@ -26,7 +26,7 @@ COUNTERS = {
 STATED_FLOPS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
-class Hardware(Protocol):
+class GpuStats(Protocol):
     """Statistics for a step's report. `flops_per_s`: the vendor's peak rate; None if unknown."""
 
     flops_per_s: float | None
@@ -38,7 +38,7 @@ class Hardware(Protocol):
         """Stop sampling."""
 
 
-class NoHardware:
+class NoGpuStats:
     """Without a GPU or its driver."""
 
     flops_per_s: float | None = None
@@ -59,13 +59,13 @@ class Gpus:
 
     def take(self) -> dict[str, float]:
         """Memory is that of the fuller GPU."""
-        told = {
+        metrics = {
             "perf/max_memory_allocated_gb": max(map(torch.cuda.max_memory_allocated, self._devices)) / GB,
             "perf/max_memory_reserved_gb": max(map(torch.cuda.max_memory_reserved, self._devices)) / GB,
         }
         for driver in self._drivers:
-            told |= driver.take()
-        return told
+            metrics |= driver.take()
+        return metrics
 
     def close(self) -> None:
         for driver in self._drivers:
@@ -93,14 +93,14 @@ class Driver:
         """Utilization, memory and counters since the last call."""
         with self._lock:
             seen, self._seen = self._seen, []
-        told: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if seen:
-            told[f"nvml/{self._device}/utilization"] = sum(seen) / len(seen)
-        used = self._asked(lambda: float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used))
+            metrics[f"nvml/{self._device}/utilization"] = sum(seen) / len(seen)
+        used = self._query(lambda: float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used))
         if used is not None:
-            told[f"nvml/{self._device}/memory_gb"] = used / GB
+            metrics[f"nvml/{self._device}/memory_gb"] = used / GB
         counted = self._counters.take() if self._counters is not None else {}
-        return told | {f"gpm/{self._device}/{name}": value for name, value in counted.items()}
+        return metrics | {f"gpm/{self._device}/{name}": value for name, value in counted.items()}
 
     def close(self) -> None:
         """Stop sampling."""
@@ -111,12 +111,12 @@ class Driver:
 
     def _watch(self, every_s: float) -> None:
         while not self._end.wait(every_s):
-            share = self._asked(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
+            share = self._query(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
             if share is not None:
                 with self._lock:
                     self._seen.append(share)
 
-    def _asked(self, ask: Any) -> float | None:
+    def _query(self, ask: Any) -> float | None:
         """A result; None if the card or the driver lacks it."""
         try:
             return float(ask())
@@ -150,7 +150,7 @@ class Counters:
             return {}
         try:
             nvml.nvmlGpmSampleGet(self._handle, self._now)
-            asked = self._asked()
+            asked = self._query()
             nvml.nvmlGpmMetricsGet(asked)
         except nvml.NVMLError:
             return {}
@@ -158,7 +158,7 @@ class Counters:
         results = zip(COUNTERS, asked.metrics, strict=False)
         return {name: metric.value / 100 for name, metric in results if metric.nvmlReturn == nvml.NVML_SUCCESS}
 
-    def _asked(self) -> Any:
+    def _query(self) -> Any:
         nvml = self._nvml
         asked = nvml.c_nvmlGpmMetricsGet_t()
         asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -174,15 +174,15 @@ class Counters:
             self._nvml.nvmlGpmSampleFree(sample)
 
 
-def hardware_of(devices: dict[str, torch.device]) -> Hardware:
+def build_gpu_stats(devices: dict[str, torch.device]) -> GpuStats:
     """Statistics of `devices`, all of one kind, by the names of their metrics."""
     if any(device.type != "cuda" for device in devices.values()):
-        return NoHardware()
-    drivers = [_driver_of(device, name) for name, device in devices.items()]
+        return NoGpuStats()
+    drivers = [_open_driver(device, name) for name, device in devices.items()]
     return Gpus(list(devices.values()), [driver for driver in drivers if driver is not None])
 
 
-def _driver_of(device: torch.device, name: str) -> Driver | None:
+def _open_driver(device: torch.device, name: str) -> Driver | None:
     try:
         import pynvml
     except ImportError:

@@ -60,7 +60,7 @@ class Recorder:
         """Record the block as waiting, even if it fails."""
         return Waiting(self, cause)
 
-    def held_up(self, cause: IdleCause, start: float) -> None:
+    def blocked(self, cause: IdleCause, start: float) -> None:
         """The current span was blocked from `start` until now: that time is a wait, not its work."""
         end = self.clock()
         self.waits.append(Wait(self.devices, cause, start, end))
@@ -79,7 +79,7 @@ class Recorder:
         self.spans, self.waits, self._held_up = [], [], []
         return taken
 
-    def ran_short(self, shrunk: Shrunk) -> None:
+    def record_shrunk(self, shrunk: Shrunk) -> None:
         """Passes were reduced after running out of memory."""
         self.shrunk.append(shrunk)
 

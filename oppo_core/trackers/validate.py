@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from oppo_contract.spec import RunSpec
-from oppo_core.rewards.allowed_hosts import PORTS, allowed_places, place_of
+from oppo_core.rewards.allowed_hosts import PORTS, allowed_places, host_port
 from oppo_core.trackers.config import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_URL
 
 HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
@@ -45,9 +45,9 @@ def _host_errors(field: str, address: str, environment: Mapping[str, str]) -> It
     except (httpx.InvalidURL, ValueError) as error:
         yield f"{field}: {error}"
         return
-    if url.scheme in PORTS and place_of(url) not in allowed:
+    if url.scheme in PORTS and host_port(url) not in allowed:
         value = environment.get(HOSTS_VARIABLE, "").strip()
         yield (
-            f"{field} names the server {place_of(url)}, which is not allowed here ({HOSTS_VARIABLE} is {value or 'not set'});"
-            f" the machine's operator can allow it with {HOSTS_VARIABLE}={place_of(url)}"
+            f"{field} names the server {host_port(url)}, which is not allowed here ({HOSTS_VARIABLE} is {value or 'not set'});"
+            f" the machine's operator can allow it with {HOSTS_VARIABLE}={host_port(url)}"
         )

@@ -51,7 +51,7 @@ def pages() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 
-def blocks_of(page: Path) -> list[Block]:
+def transformer_blocks(page: Path) -> list[Block]:
     """The marked blocks of a page, in order, outputs joined to what printed them. Raises ValueError for marks without meaning."""
     found: list[Block] = []
     for block in _fences(page):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, Block, blocks_of, is_printed, pages
+from tests.docs.blocks import ROOT, Block, is_printed, pages, transformer_blocks
 from tests.docs.running import check_spec, environment_of, reader
 from tests.docs.scenes import SCENES
 from tests.end_to_end.conftest import Platform, environment, home, oppo, platform
 
 FIXTURES = (home, platform)
 pytestmark = pytest.mark.timeout(600)
-BLOCKS = {str(page.relative_to(ROOT)): blocks for page in pages() if (blocks := blocks_of(page))}
+BLOCKS = {str(page.relative_to(ROOT)): blocks for page in pages() if (blocks := transformer_blocks(page))}
 SPECS = [block for blocks in BLOCKS.values() for block in blocks if "spec" in block.words]
 ELSEWHERE = {"docs/tutorial.md"}  # its reader has an empty platform: tests/end_to_end/test_tutorial.py
 RUN = {name: blocks for name, blocks in BLOCKS.items() if name not in ELSEWHERE and any("run" in block.words for block in blocks)}
@@ -79,4 +79,4 @@ def test_marks_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     for text, why in (("```python runs\n1\n```\n", "means nothing"), ("```text output\n1\n```\n", "nothing runs")):
         page.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=why):
-            blocks_of(page)
+            transformer_blocks(page)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.blocks import ROOT, blocks_of
+from tests.docs.blocks import ROOT, transformer_blocks
 from tests.docs.running import environment_of, reader
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -28,7 +28,7 @@ def test_a_newcomer_trains_a_model_of_their_own(tmp_path: Path, tools: Any) -> N
             mine = {"OPPO_URL": platform.base_url, "OPPO_TOKEN": token, "OPPO_CONFIG": str(tmp_path / "config.toml")}
             given = environment_of(tools.environment(home), **mine, **installing) | {"PYTHONPATH": paths}
             with reader(checkout, given) as person:
-                for block in blocks_of(ROOT / "docs/tutorial.md"):
+                for block in transformer_blocks(ROOT / "docs/tutorial.md"):
                     if "oppo submit own.yaml" in block.text:
                         tools.eventually(lambda: valid(platform, checkout / "own.yaml"), "the worker to find the models")
                     person.follow(block)

@@ -27,7 +27,7 @@ from oppo_bench.gpu.racing import GB, Clock, Race, Track, all_on_one_device, run
 from oppo_bench.gpu.random_models import ModelSet
 from oppo_bench.machine_load import LoadMonitor
 from oppo_contract.machine import available_cores
-from oppo_core.trace.gpu_stats import hardware_of
+from oppo_core.trace.gpu_stats import build_gpu_stats
 
 OK, WRONG, REFUSED = 0, 1, 2
 SECONDS = 400.0  # eight minutes, less start-up and the overrun of the last repetition
@@ -171,7 +171,7 @@ def _race(
     if seconds < LEAST_S[device.type]:
         report.left_out.append(f"{cell.case}: no time left")
         return race
-    driver = hardware_of({str(device): device})
+    driver = build_gpu_stats({str(device): device})
     threads = 1 if device.type == "cuda" else available_cores()
     track = Track(models, prompts, folder, device, threads, driver, seconds, options.repetitions, _print_progress)
     try:

@@ -23,7 +23,7 @@ from oppo_core.engine.layout import Layout
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.scoring.thread import ThreadedScorers
-from oppo_core.trace.gpu_stats import Hardware
+from oppo_core.trace.gpu_stats import GpuStats
 from oppo_core.trace.recorder import Recorder
 
 # Typed as Any because imported names are replaced.
@@ -117,7 +117,7 @@ class Variant:
         _scorers(self).trainer = _scorers(first).trainer
         gc.collect()  # its own optimizers, and the replaced decoder
 
-    def step(self, driver: Hardware, device: torch.device) -> Step:
+    def step(self, driver: GpuStats, device: torch.device) -> Step:
         """One measured PPO step."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -145,7 +145,7 @@ class Track:
     folder: Path
     device: torch.device
     threads: int
-    driver: Hardware
+    driver: GpuStats
     seconds: float
     repetitions: int
     progress: Progress

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.integrations import trl_compat
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
-from oppo_core.integrations.trl import Batch, prompts_of, shown
+from oppo_core.integrations.trl import Batch, dataset_prompts, shown
 from oppo_core.integrations.trl_compat import OverlapError, refuse, refuse_amounts
 from oppo_core.models.microbatching import response_states
 from oppo_core.models.protocol import Network
@@ -114,10 +114,10 @@ def test_what_the_rewards_thread_raises_ends_the_step(rolled: Any) -> None:
 
 def test_prompts_come_without_padding_and_fit() -> None:
     batches = [{"input_ids": torch.tensor([[PAD, 5, 6], [7, 8, 9]])}]
-    source = prompts_of(batches, PAD)
+    source = dataset_prompts(batches, PAD)
     assert [next(source).tolist() for _ in range(3)] == [[5, 6], [7, 8, 9], [5, 6]]
     with pytest.raises(ValueError, match="fewer prompts than a batch"):
-        next(prompts_of([], PAD))
+        next(dataset_prompts([], PAD))
 
 
 def test_a_prompt_that_is_too_long_is_named() -> None:

@@ -18,9 +18,9 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.engine.layout import LayoutError
 from oppo_core.engine.preflight import preflight
 from oppo_core.models import shared_weights
-from oppo_core.models.adapters import adapt, is_adapted, linear_layers, merged_weights, take_trained, trained_weights
+from oppo_core.models.adapters import adapt, is_adapted, linear_layers, load_trained_weights, merged_weights, trained_weights
 from oppo_core.models.model_io import export_model, load_model, load_with_base, restore_weights
-from oppo_core.models.shared_weights import seen_by_others, take_shared
+from oppo_core.models.shared_weights import move_to_shared_memory, use_shared_weights
 from tests.engine.models.architectures import VOCAB, write_folders
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -101,7 +101,7 @@ def test_a_critic_trains_its_head_too(place: tuple[Path, str]) -> None:
         {"head.weight", "head.bias"},
     )
     other = load(place, LORA, head="scalar", seed=8)
-    take_trained(other, {name: weight.clone() for name, weight in trained_weights(critic).items()})
+    load_trained_weights(other, {name: weight.clone() for name, weight in trained_weights(critic).items()})
     with torch.no_grad():
         assert torch.equal(other.hidden(*tokens_of()), critic.hidden(*tokens_of()))
 
@@ -112,7 +112,7 @@ def test_adapters_beside_other_weights_are_refused(place: tuple[Path, str]) -> N
         next(iter(other.parameters())).mul_(1.001)
     adapt(other, LORA, 7)
     with pytest.raises(ModelFolderError, match="frozen weights have changed"):
-        take_trained(other, trained_weights(adapted))
+        load_trained_weights(other, trained_weights(adapted))
 
 
 def test_targets(place: tuple[Path, str]) -> None:
@@ -142,7 +142,7 @@ def test_the_reference_is_the_actor_without_its_adapters(place: tuple[Path, str]
 def restored(place: tuple[Path, str], adapted: Any) -> Any:
     """A new network with what `adapted` has learned."""
     other = load(place, LORA)
-    take_trained(other, {name: weight.clone() for name, weight in trained_weights(adapted).items()})
+    load_trained_weights(other, {name: weight.clone() for name, weight in trained_weights(adapted).items()})
     return other
 
 
@@ -150,21 +150,21 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
     place = world.folder, "actor"
     _, base = load_with_base(ModelSpec(path="actor"), [world.folder], torch.float64, 7, LORA)
     wanted = logits_of(base)
-    weights = seen_by_others(base)
+    weights = move_to_shared_memory(base)
     assert weights is not None
     other = load(place, None, seed=8)
-    take_shared(other, weights)
+    use_shared_weights(other, weights)
     assert all(weight.is_shared() for weight in other.parameters())
     assert {w.data_ptr() for w in other.parameters()} == {w.data_ptr() for w in base.parameters()}
     assert torch.equal(logits_of(other), wanted)
     monkeypatch.setattr(shared_weights, "SHARED_MEMORY", world.folder)
     monkeypatch.setattr(shared_weights.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
-    assert seen_by_others(load(place, None)) is None
+    assert move_to_shared_memory(load(place, None)) is None
     assert "the reference is loaded a second time" in caplog.text
     room = sum(weight.nbytes for weight in base.state_dict().values())  # type: ignore[attr-defined]
     monkeypatch.setattr(shared_weights.shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
-    assert seen_by_others(load(place, None)) is not None
-    assert seen_by_others(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
+    assert move_to_shared_memory(load(place, None)) is not None
+    assert move_to_shared_memory(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
 
 
 def test_update_overlap_without_enough_shared_memory_is_refused(
@@ -242,5 +242,5 @@ def test_a_run_without_a_second_copy_trains_the_same(world: Any, tmp_path: Path,
         assert {w.data_ptr() for w in reference.parameters()} == set(frozen)
     else:
         assert all(weight.is_shared() for weight in frozen.values())
-    counted, both = ({item.name for item in preflight(s, [world.folder]).holdings[0].memory} for s in (spec, apart))
+    counted, both = ({item.name for item in preflight(s, [world.folder]).memory[0].items} for s in (spec, apart))
     assert both - counted == {"reference: weights"}

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_core.models import activation_checkpointing, packed
 from oppo_core.models.microbatching import packed_batches
-from oppo_core.models.packed import Packed, fused_alone, seen
+from oppo_core.models.packed import Packed, fused_single, seen
 from tests.backends.test_update_memory import gradients_agree
 
 
@@ -39,7 +39,7 @@ def test_a_sequence_sees_neither_the_others_nor_beyond_its_reach() -> None:
     lengths, reach = [5, 1, 9], 4
     query, keys, values = torch.randn(3, 1, 4, 15, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     keys, values = keys[:, :2], values[:, :2]
-    ours = Packed.of(lengths, torch.device("cpu")).reaching((None, reach)).attend(1, query, keys, values, 0.3)
+    ours = Packed.of(lengths, torch.device("cpu")).with_windows((None, reach)).attend(1, query, keys, values, 0.3)
     starts = [0, 5, 6]
     for first, length in zip(starts, lengths, strict=True):
         for position in range(length):
@@ -49,7 +49,7 @@ def test_a_sequence_sees_neither_the_others_nor_beyond_its_reach() -> None:
                 wanted = weights @ values[0, head // 2, visible]
                 torch.testing.assert_close(ours[0, head, first + position], wanted, rtol=0, atol=1e-12)
     assert torch.equal(seen(3, 2, torch.device("cpu")), torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1]], dtype=torch.bool))
-    whole = fused_alone(query, keys, values, None, None)
+    whole = fused_single(query, keys, values, None, None)
     assert torch.equal(Packed.of([15], torch.device("cpu")).attend(0, query, keys, values), whole)
 
 

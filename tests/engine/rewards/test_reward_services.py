@@ -14,10 +14,10 @@ import pytest
 from oppo_contract.spec import HttpReward
 from oppo_core.rewards import http_request as requests
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.prompt_records import PromptRecords
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.service import ServiceReward
-from oppo_core.rewards.service_auth import HOSTS_VARIABLE, allowed_places, allowed_url, token_of
+from oppo_core.rewards.service_auth import HOSTS_VARIABLE, allowed_places, allowed_url, bearer_token
 from oppo_core.rollout.tokenizer import ByteCodec
 from tests.engine.rewards.reward_server import Judge, Told, judging, scored, worth
 
@@ -54,7 +54,7 @@ def ask(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
     made: list[ServiceReward] = []
 
-    def make(lines: PromptLines | None = None, **settings: Any) -> ServiceReward:
+    def make(lines: PromptRecords | None = None, **settings: Any) -> ServiceReward:
         made.append(ServiceReward(HttpReward(url=judge.url, **settings), 3, lines))
         return made[-1]
 
@@ -99,7 +99,7 @@ def test_the_prompts_line_and_the_token_are_sent_when_asked_for(
     monkeypatch.setenv("OPPO_REWARD_JUDGE", "s3cret")
     rows = [{"prompt": f"prompt {number}", "answer": number * 7} for number in range(3)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = PromptLines()
+    lines = PromptRecords()
     lines.read(tmp_path / "p.jsonl", "prompt", CODEC, 100)
     scores_of(ask(lines, token_variable="OPPO_REWARD_JUDGE", send_line=True), ANSWERS[:3])
     assert [answer["line"] for asked in judge.asked for answer in asked["answers"]] == rows
@@ -283,10 +283,10 @@ def test_a_list_of_allowed_services() -> None:
 def test_a_token_that_is_none(value: str | None, words: str) -> None:
     http = HttpReward(url="http://a.example", token_variable="OPPO_REWARD_X")
     with pytest.raises(RewardError, match=words):
-        token_of(http, {} if value is None else {"OPPO_REWARD_X": value})
+        bearer_token(http, {} if value is None else {"OPPO_REWARD_X": value})
 
 
 def test_the_list_of_hosts_is_no_token() -> None:
     http = HttpReward(url="http://a.example", token_variable=HOSTS_VARIABLE)
     with pytest.raises(RewardError, match="must start with"):
-        token_of(http, {HOSTS_VARIABLE: "a.example"})
+        bearer_token(http, {HOSTS_VARIABLE: "a.example"})

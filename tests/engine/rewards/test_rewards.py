@@ -20,7 +20,7 @@ from oppo_contract.spec import ModelSpec, RunSpec, load_spec
 from oppo_core.engine.build import build_scorers
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.prompt_records import PromptRecords
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.registry import find_rule, registered_rules
 from oppo_core.rewards.rule import RuleReward
@@ -155,7 +155,7 @@ def answer_of(prompt: str, response: str, number: int = 0, ended: bool = True) -
     return Answer(number, CODEC.encode(prompt), ids + [CODEC.eos] * ended, CODEC)
 
 
-def asked(name: str, *answers: Answer, lines: PromptLines | None = None) -> list[float]:
+def asked(name: str, *answers: Answer, lines: PromptRecords | None = None) -> list[float]:
     """The rule's scores."""
     rule = RuleReward(name, find_rule(name), lines)
     rule.start(list(answers), lambda: None)
@@ -169,7 +169,7 @@ def test_a_registered_rule_is_found_by_its_name(rules: Path) -> None:
 
 def test_a_rule_is_told_what_it_asks_for(rules: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "one", "bonus": 5}\n{"prompt": "two", "bonus": 7}\n')
-    lines = PromptLines()
+    lines = PromptRecords()
     lines.read(tmp_path / "p.jsonl", "prompt", CODEC, 50)
     scores = asked("test:told", answer_of("two", "abc", 1), answer_of("one", "abcd", 2, ended=False), lines=lines)
     assert scores == pytest.approx([1 + 0.04 + 7, 0 + 0.04 + 5])
@@ -222,8 +222,8 @@ def test_a_package_that_was_installed_for_editing_meanwhile_is_found(
 def test_two_lines_with_one_prompt_and_different_answers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "one", "bonus": 5}\n{"prompt": "two"}\n{"prompt": "one", "bonus": 6}\n')
     with pytest.raises(RewardError, match=r"p.jsonl, line 3 has the same prompt as p.jsonl, line 1"):
-        PromptLines().read(tmp_path / "p.jsonl", "prompt", CODEC, 50)
-    PromptLines(("messages",)).read(tmp_path / "p.jsonl", "prompt", CODEC, 50)  # nobody asks for what differs
+        PromptRecords().read(tmp_path / "p.jsonl", "prompt", CODEC, 50)
+    PromptRecords(("messages",)).read(tmp_path / "p.jsonl", "prompt", CODEC, 50)  # nobody asks for what differs
 
 
 # ---- models that read text -------------------------------------------------------------------------------------------

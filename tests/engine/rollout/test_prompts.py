@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oppo_core.checkpointing.save_restore import CheckpointError
-from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
+from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
 from oppo_core.rollout.chat import ChatError
 from oppo_core.rollout.prompts import PromptError, PromptStream, digest, read_prompts
 from oppo_core.rollout.tokenizer import ByteCodec, FileCodec
@@ -116,12 +116,12 @@ def test_an_invalid_line_is_reported_with_its_number(folder: Path, tmp_path: Pat
 def test_a_chat_reward_receives_the_conversation(folder: Path, tmp_path: Path) -> None:
     """From any prompt key; a `messages` field takes precedence."""
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    path, codec, kept = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptLines((MESSAGES,))
+    path, codec, kept = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptRecords((MESSAGES,))
     kept.read(path, "prompt", codec, 16)
     assert kept.line(codec.chat(TALK)) == {"messages": TALK}
     assert kept.line(codec.encode("add two")) == {}
     path.write_text(json.dumps({"prompt": TALK, "messages": TALK[1:]}))
-    other = PromptLines((MESSAGES,))
+    other = PromptRecords((MESSAGES,))
     other.read(path, "prompt", codec, 16)
     assert other.line(codec.chat(TALK)) == {"messages": TALK[1:]}
 

@@ -136,8 +136,8 @@ def test_a_stall_is_cut_out_of_the_open_span() -> None:
     clock = iter([0.0, 1.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0])
     trace = Recorder(("cpu:0",), lambda: next(clock))
     with trace.span("actor", "decode"):  # 0 … 6
-        trace.held_up("score", next(clock))  # 1 … 3
-        trace.held_up("score", next(clock))  # 4 … 5
+        trace.blocked("score", next(clock))  # 1 … 3
+        trace.blocked("score", next(clock))  # 4 … 5
     with trace.span("actor", "decode"):  # 8 … 9
         pass
     spans, waits = trace.take()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oppo_core.trace.cuda_clock import CudaRecorder, recorder_of, without
+from oppo_core.trace.cuda_clock import CudaRecorder, build_recorder, without
 from oppo_core.trace.recorder import Recorder, Span, Wait
 
 
@@ -99,7 +99,7 @@ def test_being_held_up_is_no_work(gpu: Gpu) -> None:
     with trace.span("actor", "decode"):
         gpu.queue(1.0)
         gpu.now += 4.0
-        trace.held_up("score", 102.0)
+        trace.blocked("score", 102.0)
         gpu.queue(1.0)
     spans, waits = trace.take()
     assert times(spans) == [("decode", 100.0, 102.0), ("decode", 104.0, 105.0)]
@@ -132,4 +132,4 @@ def test_pauses_that_reach_beyond_a_span_are_cut_off_with_it() -> None:
 
 def test_work_on_a_cpu_is_told_by_the_hosts_clock() -> None:
 
-    assert type(recorder_of(("cpu:0",), torch.device("cpu"))) is Recorder
+    assert type(build_recorder(("cpu:0",), torch.device("cpu"))) is Recorder

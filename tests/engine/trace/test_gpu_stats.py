@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from oppo_bench.engine.engine_runner import Contestant
-from oppo_bench.engine.models import models_of
-from oppo_bench.engine.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
+from oppo_bench.engine.engine_runner import EngineRunner
+from oppo_bench.engine.models import build_models
+from oppo_bench.engine.workload import VARIANTS, Lengths, Load, Size, build_spec, write_prompts
 from oppo_core.trace import gpu_stats
-from oppo_core.trace.gpu_stats import Driver, Gpus, NoHardware, hardware_of, stated_flops
+from oppo_core.trace.gpu_stats import Driver, Gpus, NoGpuStats, build_gpu_stats, stated_flops
 
 
 class NVMLError(Exception):
@@ -100,8 +100,8 @@ def test_what_a_card_does_not_tell_is_left_out() -> None:
 
 
 def test_a_cpu_has_no_driver_to_ask() -> None:
-    watched = hardware_of({"cpu:0": torch.device("cpu")})
-    assert isinstance(watched, NoHardware)
+    watched = build_gpu_stats({"cpu:0": torch.device("cpu")})
+    assert isinstance(watched, NoGpuStats)
     assert watched.take() == {}
     watched.close()
 
@@ -139,8 +139,8 @@ class Told:
 
 def test_a_step_tells_what_the_hardware_told(tmp_path: Path) -> None:
     load = Load("T", Size.tiny(16, 1, 2), 4, Lengths(seed=3, median=6, longest=24), max_age=1, chunk=4)
-    spec = spec_of(load, VARIANTS["sequential"], models_of(load.size, tmp_path, 3), write_prompts(tmp_path, 3))
-    contestant, told = Contestant("sequential", spec, load.lengths, tmp_path / "out", 1), Told()
+    spec = build_spec(load, VARIANTS["sequential"], build_models(load.size, tmp_path, 3), write_prompts(tmp_path, 3))
+    contestant, told = EngineRunner("sequential", spec, load.lengths, tmp_path / "out", 1), Told()
     contestant.engine.hardware = told
     contestant.step()
     metrics = contestant.journal.newest["step"]["metrics"]
