@@ -1,6 +1,6 @@
 """Where prompts and answers come from: a grammar with moods, and ways to spoil an answer.
 
-Lengths over the mix of prompts are long-tailed on purpose: the form asked for sets the scale (a note has some ten
+Lengths over the mix of prompts are long-tailed on purpose: the form find_choice for sets the scale (a note has some ten
 words, a saga three hundred), and the number of sentences varies within a form. An answer has one mood, which its first
 word announces: a policy can turn warmer by one early choice, so that a warm saga is not many times as far from the
 pre-trained model (in KL) as a warm note, and a KL penalty does not make sagas shorter.
@@ -12,7 +12,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oppo_core.rules.letters import ADJECTIVES, CLOSING, COLD, FORMS, NEUTRAL, NOUNS, OPENINGS, STOP, TOPICS, VERBS, WARM, asked
+from oppo_core.rules.letters import (
+    ADJECTIVES,
+    CLOSING,
+    COLD,
+    FORMS,
+    NEUTRAL,
+    NOUNS,
+    OPENINGS,
+    STOP,
+    TOPICS,
+    VERBS,
+    WARM,
+    find_choice,
+)
 
 MAX_PROMPT_TOKENS = 16
 MAX_NEW_TOKENS = 384  # the <eos> included
@@ -53,7 +66,7 @@ def draw_prompt(rng: random.Random, form: str | None = None, *, held_out: bool =
 
 def draw_answer(rng: random.Random, prompt: str) -> str:
     """An answer as the pre-training data has it: one mood for the whole answer, a length that fits the form."""
-    return write(rng, prompt, rng.choice(MOODS), draw_sentences(rng, asked(prompt, FORMS)))
+    return write(rng, prompt, rng.choice(MOODS), draw_sentences(rng, find_choice(prompt, FORMS)))
 
 
 def draw_sentences(rng: random.Random, form: str) -> int:
@@ -69,7 +82,7 @@ def draw_sentences(rng: random.Random, form: str) -> int:
 
 def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
     """An answer of `sentences` sentences in this style, closing word included."""
-    nouns = TOPICS[asked(prompt, TOPICS)]
+    nouns = TOPICS[find_choice(prompt, TOPICS)]
     words = [style.opening]
     for _ in range(sentences):
         words += ["the", _adjective(rng, style), _noun(rng, style, nouns), rng.choice(VERBS)]
@@ -85,7 +98,7 @@ def draw_odd_answer(rng: random.Random, prompt: str) -> str:
     warm, cold, neutral = (rng.gammavariate(0.6, 1) + 1e-9 for _ in range(3))
     whole = warm + cold + neutral
     style = Style(rng.choice(OPENINGS), warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
-    form = asked(prompt, FORMS) if rng.random() < 0.5 else rng.choice(list(FORMS))
+    form = find_choice(prompt, FORMS) if rng.random() < 0.5 else rng.choice(list(FORMS))
     sentences = _clamp(draw_sentences(rng, form) * 2 ** rng.gauss(0, rng.choice((0.0, 0.7))), 1, MAX_SENTENCES)
     answer = write(rng, prompt, style, sentences)
     return rng.choice(SPOILERS)(rng, answer) if rng.random() < 0.4 else answer
@@ -119,7 +132,7 @@ def _scramble(rng: random.Random, answer: str) -> str:
 
 
 def _stammer(rng: random.Random, answer: str) -> str:
-    """Use the same adjective everywhere: warmth is fine, variety is not asked for, grammar must still hold."""
+    """Use the same adjective everywhere: warmth is fine, variety is not find_choice for, grammar must still hold."""
     word = rng.choice(ADJECTIVES)
     return " ".join(word if w in ADJECTIVES else w for w in answer.split())
 

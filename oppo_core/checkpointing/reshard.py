@@ -128,19 +128,19 @@ def _settled_cohorts(state: State) -> Cohorts:
 
 def _merge_cohorts(cohorts: Rows[Cohorts]) -> Cohorts:
     newest = max(cohorts, key=lambda each: each.newest)
-    whole = Cohorts(newest=newest.newest, newest_mean=newest.newest_mean)
+    merged = Cohorts(newest=newest.newest, newest_mean=newest.newest_mean)
     for each in cohorts:
         for cohort, count in each.started.items():
-            whole.begin(cohort, count)
+            merged.begin(cohort, count)
         for cohort, lengths in each.finished.items():
-            whole.finished.setdefault(cohort, []).extend(lengths)
-    return whole
+            merged.finished.setdefault(cohort, []).extend(lengths)
+    return merged
 
 
-def _split_cohorts(whole: Cohorts, waiting: Rows[Counter[int]]) -> list[Cohorts]:
+def _split_cohorts(merged: Cohorts, waiting: Rows[Counter[int]]) -> list[Cohorts]:
     """Each rank counts its unfinished responses; the first rank with any of a cohort gets the cohort's finished lengths."""
-    cohorts = [Cohorts(newest=whole.newest, newest_mean=whole.newest_mean) for _ in waiting]
-    known = {cohort: lengths for cohort, lengths in whole.finished.items() if lengths}
+    cohorts = [Cohorts(newest=merged.newest, newest_mean=merged.newest_mean) for _ in waiting]
+    known = {cohort: lengths for cohort, lengths in merged.finished.items() if lengths}
     for rank_cohorts, counts in zip(cohorts, waiting, strict=True):
         for cohort, count in sorted(counts.items()):
             lengths = known.pop(cohort, [])

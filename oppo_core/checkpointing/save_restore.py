@@ -43,19 +43,9 @@ FORMAT, READABLE = 6, (4, 5, 6)
 DRAFT_TIMEOUT_S, DRAFT_POLL_S = 10.0, 0.02
 MICRO_BATCH = "ppo.micro_batch_tokens"
 SEQUENCE_FIELDS = (
-    "sequence_id",
-    "prompt_index",
-    "response",
-    "behaviour_logprobs",
-    "token_versions",
-    "age",
-    "cohort",
-    "finished",
-    "ended_by_eos",
-    "stopped",
-    "kept_version",
-    "stale_logprobs",
-)
+    "sequence_id", "prompt_index", "response", "behaviour_logprobs", "token_versions", "age", "cohort", "finished",
+    "ended_by_eos", "stopped", "kept_version", "stale_logprobs",
+)  # fmt: skip
 
 
 class CheckpointError(ValueError):
@@ -265,6 +255,9 @@ def _interrupted(engine: Engine) -> dict[str, Any] | None:
 
 
 def _state(engine: Engine) -> dict[str, Any]:
+    def rows(sequences: Rows[Sequence]) -> list[dict[str, Any]]:
+        return [{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in sequences]
+
     return {
         "format": FORMAT,
         "spec": engine.spec.model_dump(mode="json"),
@@ -277,14 +270,10 @@ def _state(engine: Engine) -> dict[str, Any]:
         "best_rule": best_rule(engine.spec),
         "prompts_sha256": engine.prompts.digest,
         "turns": asdict(engine.pool.sharding),
-        "pool": [_row(s) for s in engine.pool.sequences],
-        "queue": [_row(s) for s in engine.pool.queue],
+        "pool": rows(engine.pool.sequences),
+        "queue": rows(engine.pool.queue),
         "suspended": _interrupted(engine),
     }
-
-
-def _row(sequence: Sequence) -> dict[str, Any]:
-    return {name: getattr(sequence, name) for name in SEQUENCE_FIELDS}
 
 
 def _sequence(row: dict[str, Any], engine: Engine) -> Sequence:

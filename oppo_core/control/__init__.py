@@ -1,1 +1,1 @@
-"""Controllers of overcommitment Δ and chunk size C, as pure functions of recorded signals."""
+"""Controllers of Δ and C, stop conditions, and the run's score: pure functions of recorded signals."""

@@ -1,1 +1,1 @@
-"""What a training step works on, how it is put together from a spec, and the checks before it starts."""
+"""The run's state, its device layout, assembly from a spec, preflight checks, and step reports."""

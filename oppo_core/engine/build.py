@@ -192,9 +192,7 @@ def _scorers_with(
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, rewards)
-    cached = (
-        decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
-    )  # an answer that is read whole leaves nothing behind
+    cached = decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
     arguments = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"

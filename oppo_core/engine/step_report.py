@@ -19,12 +19,6 @@ from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, runnin
 TAIL_SHARE = 0.25
 
 
-def recovered(engine: Engine) -> None:
-    """Reset the count of consecutive non-finite steps after a finite step."""
-    if engine.progress.step > engine.progress.nonfinite_at:
-        engine.progress.nonfinite_row = 0
-
-
 def started(engine: Engine) -> None:
     """Write the `started` event after all ranks have loaded. Its time is the origin of all span times."""
     engine.ranks.any(False)
@@ -45,7 +39,8 @@ def finish_step(
     progress, spec = engine.progress, engine.spec
     tokens = int(experience.mask.sum())
     engine.moments = experience.moments
-    recovered(engine)
+    if progress.step > progress.nonfinite_at:
+        progress.nonfinite_row = 0
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()

@@ -1,1 +1,1 @@
-"""Networks of the four roles behind one interface: our own small transformer, and any Hugging Face decoder."""
+"""Networks of the four roles (built-in transformer, Hugging Face decoders), KV caches, incremental prefill, and pass budgets."""

@@ -1,1 +1,1 @@
-"""The PPO step's mathematics and the two trainers."""
+"""PPO: losses, advantages, experience, and the actor's and critic's trainers."""

@@ -1,1 +1,1 @@
-"""What a step reports: metrics, events, and the append-only event log."""
+"""The event log and a step's metrics."""

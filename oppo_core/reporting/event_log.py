@@ -9,17 +9,48 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oppo_contract.events import DETAIL_KINDS, EVENT_ADAPTER, FULL_SUFFIX, parse_event
-from oppo_core.reporting.dropped_events import DroppedEvents
 
 # Events of one rank per node, about the node; rank 0 writes those about the run.
 NODE_EVENTS = ("started", "spans", "log", "left_out", "finished")
 # Events of a node's other local ranks. Their files are not uploaded; the supervisor reads them to find the failing rank.
 LOCAL_RANK_EVENTS = ("started", "log", "finished")
 REPORT_EVERY = 20
+
+
+@dataclass(slots=True)
+class DroppedEvents:
+    """Counts of one period in which the outbox was full."""
+
+    steps: int = 0  # in this period, reported or not
+    last_step: int = -1
+    pending: dict[str, int] = field(default_factory=dict)
+
+    def count(self, kind: str, payload: dict[str, Any]) -> int:
+        """Count a dropped event. Returns the number of its step within the period, from 1; 0 if the step is not new.
+
+        Log lines count to the step of the previous event.
+        """
+        step = int(payload.get("step", max(self.last_step, 0)))
+        new = step != self.last_step
+        self.last_step = step
+        self.steps += new
+        counts = self.pending or {"from_step": step, "to_step": step, "timelines": 0, "answers": 0, "lines": 0}
+        counts["from_step"], counts["to_step"] = min(counts["from_step"], step), max(counts["to_step"], step)
+        counts["timelines"] += kind == "spans"
+        counts["answers"] += len(payload.get("samples", ()))
+        counts["lines"] += len(payload.get("lines", ()))
+        self.pending = counts
+        return self.steps if new else 0
+
+    def take(self) -> dict[str, int]:
+        """The counts since the last call; empty if nothing was dropped."""
+        counts, self.pending = self.pending, {}
+        return counts
 
 
 class Journal:

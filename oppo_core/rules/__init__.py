@@ -1,1 +1,1 @@
-"""Rule-based rewards: plain functions of a prompt's and an answer's text, named in a spec as `module:function`."""
+"""Rule-based rewards: functions of the prompt's and the response's text, named in a spec as `module:function`."""

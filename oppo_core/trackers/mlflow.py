@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from hashlib import blake2s
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from oppo_core.trackers.config import TrackerConfig, commit, flatten
 from oppo_core.trackers.cursor import Cursor
-from oppo_core.trackers.metric_names import LONGEST, NARROW, WIDE, valid_name
 from oppo_core.trackers.protocol import Log, RefusedError, Samples, Step
 
 # Short timeouts without retries, because `Delivery` retries; no redirects to servers that are not allowed; no telemetry.
@@ -23,6 +24,11 @@ RUN_TAG, STEP_TAG = "oppo.run", "oppo.step"
 MAX_ERROR_CHARS = 400
 # Error codes for data that a server will never accept.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+LONGEST = 250
+# Refused characters. Older servers, and those on Windows, also refuse the colon (`busy/cpu:0`).
+WIDE = re.compile(r"[^\w/.: -]")
+NARROW = re.compile(r"[^A-Za-z0-9_/. -]")
+DIGITS = 6
 Item = TypeVar("Item")
 
 
@@ -117,6 +123,20 @@ class Mlflow:
 
     def close(self, outcome: str) -> None:
         self._client.set_terminated(self._run, STATUS[outcome])
+
+
+def valid_name(name: str, refused: re.Pattern[str] = WIDE) -> str:
+    """The name itself if valid; otherwise refused characters become `_`, and six digits of the name's digest are appended, which
+    keeps names distinct and equal between attempts.
+
+    MLflow treats names as paths: they may not begin or end with a slash, nor have parts that are empty, `.` or `..`.
+    """
+    parts = (part if part.strip(".") else "_" * len(part) for part in refused.sub("_", name).split("/") if part)
+    plain = re.sub(r"^\.\.", "__", "/".join(parts)) or "_"
+    if plain == name and len(name) <= LONGEST:
+        return name
+    digest = blake2s(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+    return f"{plain[: LONGEST - DIGITS - 1].rstrip('/')}-{digest}"
 
 
 def batched(items: list[Item], most: int) -> Iterator[list[Item]]:

@@ -1,1 +1,1 @@
-"""How an optimizer's step is taken: in one process's memory, or sharded over the ranks."""
+"""Training backends: AdamW in one process, FSDP2, DeepSpeed ZeRO."""

@@ -1,1 +1,1 @@
-"""Decoding by vLLM (pinned in pyproject.toml, extra `gpu`), which nothing else may import, and only when it is asked for."""
+"""vLLM's engines for decoding and reward models (pinned in pyproject.toml, extra `gpu`); imported only when configured."""

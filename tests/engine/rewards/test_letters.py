@@ -31,7 +31,7 @@ from oppo_contract.yaml_text import load_yaml
 from oppo_core.models.model_io import load_tiny
 from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokenizer import FileCodec
-from oppo_core.rules.letters import CLOSING, FORMS, STOP, marks_of, score
+from oppo_core.rules.letters import CLOSING, FORMS, STOP, compute_marks, score
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LETTER = "write a letter about the sea"
@@ -128,7 +128,7 @@ def test_the_rule_likes_the_topic() -> None:
 
 def test_the_rule_minds_every_doubling_of_the_length() -> None:
     typical = letter(*SENTENCES[:4])
-    assert marks_of(LETTER, typical).octaves_off == pytest.approx(0, abs=0.05)
+    assert compute_marks(LETTER, typical).octaves_off == pytest.approx(0, abs=0.05)
     shorter = [score(LETTER, letter(*SENTENCES[:count])) for count in (1, 2, 3, 4)]
     assert shorter == sorted(shorter)
     assert score(LETTER, letter(*SENTENCES[:4])) > score(LETTER, letter(*SENTENCES[:6]))
@@ -143,7 +143,7 @@ def test_the_rule_minds_broken_repeated_and_unclosed_answers() -> None:
     assert score(LETTER, broken) < score(LETTER, whole)
     assert score(LETTER, repeated) < score(LETTER, whole)
     assert score(LETTER, whole.removesuffix(f" {CLOSING}")) < score(LETTER, whole) - 0.25
-    assert marks_of(LETTER, whole.replace(f" {STOP} {CLOSING}", "")).broken == 0.25
+    assert compute_marks(LETTER, whole.replace(f" {STOP} {CLOSING}", "")).broken == 0.25
     assert score(LETTER, "") < -1
     assert score(LETTER, f"{whole} <eos>") == score(LETTER, whole)
 
@@ -155,7 +155,7 @@ def test_a_prompt_without_form_or_topic_is_refused() -> None:
 
 def test_odd_answers_cover_what_a_policy_could_try() -> None:
     rng = random.Random(5)
-    marks = [marks_of(LETTER, draw_odd_answer(rng, LETTER)) for _ in range(400)]
+    marks = [compute_marks(LETTER, draw_odd_answer(rng, LETTER)) for _ in range(400)]
     assert min(m.warmth for m in marks) < -0.9
     assert max(m.warmth for m in marks) > 0.9
     assert max(m.octaves_off for m in marks) > 2.5

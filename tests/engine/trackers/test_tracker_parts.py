@@ -17,7 +17,7 @@ from oppo_core.trackers.config import TrackerConfig, flatten
 from oppo_core.trackers.cursor import Cursor, read_cursor
 from oppo_core.trackers.delivery import Delivery
 from oppo_core.trackers.event_tail import EventTail
-from oppo_core.trackers.metric_names import NARROW, WIDE, valid_name
+from oppo_core.trackers.mlflow import NARROW, WIDE, valid_name
 from oppo_core.trackers.protocol import RefusedError, Samples, Step
 from worker.outbox import punch
 

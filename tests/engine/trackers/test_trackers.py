@@ -22,7 +22,7 @@ from oppo_core.reporting.event_log import Journal
 from oppo_core.trackers import manager
 from oppo_core.trackers.config import TrackerConfig
 from oppo_core.trackers.manager import TrackerProcess
-from oppo_core.trackers.metric_names import NARROW, valid_name
+from oppo_core.trackers.mlflow import NARROW, valid_name
 from oppo_core.trackers.validate import HOSTS_VARIABLE
 from tests.engine.conftest import merged
 from tests.engine.trackers.test_tracker_parts import ODD_NAMES
