@@ -23,7 +23,7 @@ AlertId = Annotated[int, Path(description="The alert's number.")]
 
 
 class SeenBody(Schema):
-    """The newest alert that was looked at."""
+    """The newest alert that the user has seen."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,7 +31,7 @@ class SeenBody(Schema):
 
 
 class SilenceBody(Schema):
-    """Whether to hear nothing of a run."""
+    """Whether to silence a run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ class SilenceBody(Schema):
 
 
 class Unread(TypedDict):
-    """How many alerts are unread; 100 stands for more than 99."""
+    """Number of unread alerts; 100 means more than 99."""
 
     unread: int
 
@@ -54,7 +54,7 @@ def list_alerts(
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> selectors.AlertList | Any:
-    """Newest first; `open` leaves out those that are over."""
+    """Newest first; `open` leaves out closed ones."""
     if condition and condition not in set(Condition):
         return problem(422, f"Unknown condition {condition[:40]}; conditions are {', '.join(Condition)}.")
     if run is not None:
@@ -67,20 +67,20 @@ def list_alerts(
 
 @router.get("alerts/unread", summary="Number of unread alerts")
 def count_unread_alerts(request: HttpRequest) -> Unread:
-    """Alerts since you last looked that nobody has acknowledged; 100 stands for more than 99."""
+    """Unacknowledged alerts since you last opened the list; 100 means more than 99."""
     return {"unread": selectors.unread(person(request))}
 
 
 @router.post("alerts/seen", summary="Mark alerts as read")
 def mark_alerts_seen(request: HttpRequest, body: SeenBody) -> Unread:
-    """Alerts up to this one are no news to you any more."""
+    """Alerts up to this one count as read for you."""
     services.mark_seen(person(request), body.up_to)
     return {"unread": selectors.unread(person(request))}
 
 
 @router.post("alerts/{int:alert_id}/acknowledge", summary="Acknowledge an alert")
 def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.AlertSummary:
-    """It is no news any more, for nobody; it stays open until its condition ends. 403 for viewers."""
+    """For all users; the alert stays open until its condition ends. 403 for viewers."""
     if alert_id > LARGEST_ID:
         raise Alert.DoesNotExist
     user = person(request)
@@ -90,6 +90,6 @@ def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.Aler
 
 @router.post("runs/{int:run_id}/silence", summary="Silence or unsilence the alerts of a run")
 def silence_run(request: HttpRequest, run_id: RunId, body: SilenceBody) -> runs.RunSummary:
-    """What is open closes, and nothing opens until it is told again. 403 for who may not steer the run."""
+    """Closes open alerts and opens none until the run is unsilenced. 403 if you may not manage the run."""
     services.silence(person(request), run_of(request, run_id).pk, body.silent)
     return summary_of(request, run_id)

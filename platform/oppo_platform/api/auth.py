@@ -1,4 +1,4 @@
-"""Who is asking: a person by session or API token, a worker by one of its three tokens."""
+"""Authentication: a person by session or API token, a worker by one of its three tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class ApiToken(HttpBearer):
-    """A person's or a service's token; the user it yields sees the token's team only, and may do what its scope allows.
+    """A person's or a service's token; its user sees the token's team only, and may do what its scope allows.
 
     `only_reads`: the operation changes nothing, whatever its method.
     """
@@ -35,7 +35,7 @@ class ApiToken(HttpBearer):
         self.only_reads = only_reads
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
-        """The user, or None. Raises `PermissionDenied` for a write with a token that only reads, `TooMany` above its rate."""
+        """The user, or None. Raises `PermissionDenied` for a write with a read-only token, `TooMany` above its rate."""
         user = user_of_api_token(token)
         if user is None or user.bound_token_id is None:
             return None
@@ -46,10 +46,10 @@ class ApiToken(HttpBearer):
 
 
 class SessionAuth(CookieAuth):
-    """A person who is logged in. Who sends a token is whom the token stands for, and nobody when it is void."""
+    """A logged-in person. A Bearer token takes precedence, and fails the request if it is invalid."""
 
     def __call__(self, request: HttpRequest) -> User | None:
-        """The user, or None, which ends as a 401; only a session's writes need a CSRF token."""
+        """The user, or None, which becomes a 401; only a session's writes need a CSRF token."""
         if sends_token(request) or not request.user.is_authenticated:
             return None
         user: User | None = super().__call__(request)
@@ -57,7 +57,7 @@ class SessionAuth(CookieAuth):
 
 
 class JoinTokenAuth(HttpBearer):
-    """A worker that wants to join."""
+    """A worker that joins."""
 
     def authenticate(self, request: HttpRequest, token: str) -> bool | None:
         """True, or None."""
@@ -74,7 +74,7 @@ class NodeAuth(HttpBearer):
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """A supervisor of an attempt: on its first node with rank 0, on a further one with its launch's."""
+    """A supervisor of an attempt: on its first node with rank 0, on a further one with its launch's rank."""
 
     attempt_id: int
     rank: int
@@ -82,10 +82,10 @@ class Supervisor:
 
 
 class AttemptAuth(HttpBearer):
-    """An attempt's supervisor. Whether the attempt still counts is decided by the call, not here."""
+    """An attempt's supervisor. The operation itself checks whether the attempt is current."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Supervisor | None:
-        """Who it is, or None."""
+        """The supervisor, or None."""
         parsed = parse_token(token, "attempt")
         if parsed is None:
             return None
@@ -99,7 +99,7 @@ class AttemptAuth(HttpBearer):
         return Supervisor(launch.attempt_id, launch.rank, launch.node)
 
 
-# Descriptions of the API, which ninja serves without an authenticator: they stay behind the gate.
+# ninja serves the API's descriptions without an authenticator: they stay behind the login.
 NINJAS_OWN = ("openapi-json", "openapi-view", "api-root")
 # A cookie needs a CSRF token for writes (ninja checks that), a Bearer token does not.
 PERSON: list[Any] = [ApiToken(), SessionAuth()]
@@ -107,19 +107,19 @@ READER: list[Any] = [ApiToken(only_reads=True), SessionAuth()]
 
 
 def sends_token(request: HttpRequest) -> bool:
-    """Whether the request stands on a Bearer token; what a proxy in front of us asks for in this header is none of ours."""
+    """Whether the request authenticates by a Bearer token; other schemes in this header are for a proxy in front of us."""
     return request.headers.get("Authorization", "").partition(" ")[0].lower() == "bearer"
 
 
 def person_of(request: HttpRequest) -> User | None:
-    """The person behind a request that ninja does not handle: by Bearer token if there is one, otherwise by session."""
+    """The user of a request outside ninja: by Bearer token if there is one, otherwise by session."""
     if sends_token(request):
         return user_of_api_token(request.headers["Authorization"].partition(" ")[2].strip())
     return request.user if request.user.is_authenticated else None
 
 
 def unlocked(urls: Any) -> Any:
-    """An API's addresses, past the login page's gate: every operation has its own authenticator and answers 401 without."""
+    """An API's URLs, exempt from the login redirect: every operation has its own authenticator and answers 401 without."""
     for pattern in urls[0]:
         if pattern.name not in NINJAS_OWN:
             pattern.callback.login_required = False
@@ -127,7 +127,7 @@ def unlocked(urls: Any) -> Any:
 
 
 def may_see(request: HttpRequest, run_ids: Collection[int]) -> bool | None:
-    """Whether the asker may see all of these runs now; None when nobody is logged in any more."""
+    """Whether the user may see all of these runs now; None if not logged in any more."""
     try:
         user = _still_there(request)
         if user is None:

@@ -58,7 +58,7 @@ class Checkpoints(TypedDict):
 
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
 def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
-    """Newest step first; which one the next attempt resumes from, and which can be downloaded."""
+    """Newest step first, with the one from which the next attempt resumes, and those that can be downloaded."""
     run = run_of(request, run_id)
     return Checkpoints(**paged(registered(run), limit, cursor, checkpoint_describer(run)))
 
@@ -98,7 +98,7 @@ def _sent(archive: Archive) -> HttpResponseBase:
 
 
 def _first_byte(request: HttpRequest, tag: str) -> int:
-    """Where to begin: at 0, unless the rest from a byte on is asked for and the archive is still the one that was begun."""
+    """First byte to send: 0, unless a range is requested and the archive is unchanged."""
     asked = FROM_A_BYTE.fullmatch(request.headers.get("Range", ""))
     if asked is None or request.headers.get("If-Range", tag) != tag:
         return 0

@@ -1,4 +1,4 @@
-"""New runs made of others over HTTP: with other settings, and from a checkpoint (docs/run-page.md)."""
+"""New runs from existing ones: with other settings, or from a checkpoint (docs/run-page.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Submitted(Schema):
 
 
 class CheckpointForkBody(Schema):
-    """Other values at dotted paths of the spec, and what the new run is called."""
+    """Other values at dotted paths of the spec, and the new run's name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +45,7 @@ class CheckpointForkBody(Schema):
 
 
 class ForkBody(CheckpointForkBody):
-    """The same, and the step whose checkpoint it begins with; without one it begins anew."""
+    """The same, and the step of the checkpoint to start from; without one it starts at step 0."""
 
     step: int | None = Field(None, ge=0, description="The step whose checkpoint it begins with; null: it begins anew.")
 
@@ -57,7 +57,7 @@ class ForkBody(CheckpointForkBody):
     openapi_extra=problems(507),
 )
 def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
-    """201 with the queued run, in the same project; 422 with every complaint, 403 for viewers, 507 while there is no room."""
+    """201 with the queued run, in the same project; 422 with every error, 403 for viewers, 507 while disk space is low."""
     return _forked(request, run_of(request, run_id), body, body.step)
 
 
@@ -68,7 +68,7 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
     openapi_extra=problems(507),
 )
 def fork_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId, body: CheckpointForkBody) -> Any:
-    """As `fork`, from the step of this checkpoint; where attempts have saved the same step twice, from the newer one."""
+    """As `fork`, from the step of this checkpoint; of several attempts' checkpoints of that step, from the newer one."""
     run = run_of(request, run_id)
     step: int = run.checkpoints.values_list("step", flat=True).get(pk=min(checkpoint_id, LARGEST_ID))
     return _forked(request, run, body, step)

@@ -19,7 +19,7 @@ WORDS = "Every word, and every phrase in double quotes, occurs, in upper or lowe
 
 
 class HistoryItem(TypedDict):
-    """Something that befell a run."""
+    """An event of a run."""
 
     kind: Kind
     id: int
@@ -49,7 +49,7 @@ def list_events(
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> History | Any:
-    """States, changes, decisions and checkpoints, newest first. `kinds` separated by commas; all of them when empty."""
+    """State changes, requests, decisions and checkpoints, newest first. `kinds` separated by commas; all if empty."""
     run = run_of(request, run_id)
     wanted: list[Any] = [word for word in kinds.split(",") if word]
     unknown = [word for word in wanted if word not in KINDS]

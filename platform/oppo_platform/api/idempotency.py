@@ -1,9 +1,10 @@
-"""Writes that may be sent twice: `Idempotency-Key: …` makes a deed happen once, however often its request arrives.
+"""Idempotent writes: with `Idempotency-Key: …` repeated requests are executed once.
 
-The key's row and the deed share one transaction: either both are kept or neither is, also when the process dies in between. A
-second request with the same key waits for the first one's end and gets its reply, with `Idempotency-Replayed: true`; it counts
-as one of the token's minute like any other. A reply that refuses (4xx, 5xx) is not kept: the next try is a first one again. Keys
-are a token's own, or those of a person who is logged in, and kept for a day.
+The key's row and the write share one transaction: both are stored or neither, also after a crash. A concurrent request with the
+same
+key waits for the first one and gets its response, with `Idempotency-Replayed: true`; it counts against the rate limit like any
+other. Error responses (4xx, 5xx) are not stored: the next try is executed. Keys belong to a token, or to a logged-in person, and
+are stored for a day.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ WAITS_FOR_THE_FIRST_MS = 10_000
 
 
 def once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> HttpResponse:
-    """The reply of `run`, which was called now or on an earlier request of `user`'s with the same key. Raises `TooMany`."""
+    """The response of `run`, called now or on an earlier request of `user` with the same key. Raises `TooMany`."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
         return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters, for example a random UUID.")
     try:
         wanted = _digest(request)
     except RequestDataTooBig:
-        return run()  # which says so
+        return run()  # the message says so
     try:
         with transaction.atomic():
             kept = _claim(user, key, wanted)
@@ -63,7 +64,7 @@ def _digest(request: HttpRequest) -> str:
 
 
 def _claim(user: User, key: str, digest: str) -> IdempotentReply:
-    """The key's row, locked; made if there is none. Waits for a request that has made it and is under way."""
+    """The key's row, locked; created if missing. Waits for a concurrent request that has created it."""
     owner = {"user_id": user.pk} if user.bound_token_id is None else {"token_id": user.bound_token_id}
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(WAITS_FOR_THE_FIRST_MS)])
@@ -96,5 +97,5 @@ def _again(kept: IdempotentReply, digest: str) -> HttpResponse:
 
 
 def forget_old_replies() -> int:
-    """Delete what is older than a day; part of the housekeeper's rounds."""
+    """Delete rows older than a day; part of the housekeeper's rounds."""
     return IdempotentReply.objects.filter(created_at__lt=clock.now() - KEPT).delete()[0]

@@ -32,7 +32,7 @@ class LogLineItem(TypedDict):
 
 
 class Logs(TypedDict):
-    """Lines in the order in which they arrived; `next` is the `after` of the following call. `ended`: the run writes no more."""
+    """Lines in order of arrival; `next` is the `after` of the next call. `ended`: the run writes no more lines."""
 
     lines: list[LogLineItem]
     next: int

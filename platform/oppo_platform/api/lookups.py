@@ -1,4 +1,4 @@
-"""Look-ups that the operations of the JSON API begin with: the caller, the run, the project."""
+"""Look-ups at the beginning of operations: the caller, the run, the project."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ CheckpointId = Annotated[int, Path(description="The checkpoint's number, from th
 
 
 def person(request: HttpRequest) -> User:
-    """The user whom the authenticator let in."""
+    """The authenticated user."""
     return request.auth  # type: ignore[attr-defined]  # ninja puts what the authenticator returned there
 
 
 def run_of(request: HttpRequest, run_id: int) -> Run:
-    """The run, of whose rows elsewhere something is asked. Raises `Run.DoesNotExist`, also when it is another team's."""
+    """The bare run row, for operations that read related tables. Raises `Run.DoesNotExist`, also for another team's."""
     return runs.visible_run(person(request), _possible(run_id))
 
 
 def summary_of(request: HttpRequest, run_id: int) -> runs.RunSummary:
-    """The run as lists and its page show it. Raises `Run.DoesNotExist`, also when it is another team's."""
+    """The run with its summary. Raises `Run.DoesNotExist`, also for another team's."""
     return runs.run_summary(runs.get_run(person(request), _possible(run_id)))
 
 
 def steers(request: HttpRequest, run_id: int) -> str:
-    """Who asks, as an actor, to steer the run or to put it away. Raises `Run.DoesNotExist` and `PermissionDenied`."""
+    """The caller as an actor who may manage the run. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     return steerer(request, run_of(request, run_id))
 
 
 def steerer(request: HttpRequest, run: Run) -> str:
-    """The same of a run in hand, which may be in the trash. Raises `PermissionDenied`."""
+    """The same for a loaded run, which may be in the trash. Raises `PermissionDenied`."""
     user = person(request)
     if not may_manage(user, run):
         raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
@@ -50,14 +50,14 @@ def steerer(request: HttpRequest, run: Run) -> str:
 
 
 def _possible(run_id: int) -> int:
-    """The id, if the database can hold it."""
+    """The id, if the database can store it."""
     if run_id > LARGEST_ID:
         raise Run.DoesNotExist
     return run_id
 
 
 def chosen_project(user: User, wanted: int | str | None) -> Project:
-    """By id or name among the user's projects; the only one, or the first by name, when not given."""
+    """By id or name among the user's projects; default: the only one, or the first by name."""
     projects, text = visible_projects(user), "" if wanted is None else str(wanted)
     if not text:
         project = projects.first()

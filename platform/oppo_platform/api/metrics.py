@@ -66,7 +66,7 @@ class ConfigDifference(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Runs side by side; keys of the mappings are run ids."""
+    """A comparison of runs; keys of the mappings are run ids."""
 
     runs: list[runs.RunSummary]
     series: dict[str, dict[str, telemetry.Column]]
@@ -90,7 +90,7 @@ def show_metrics(
     since_step: SinceStep = 0,
     to_step: ToStep = MAX_STEP,
 ) -> telemetry.Metrics:
-    """Thinned series keep their spikes."""
+    """Downsampled series keep their spikes."""
     return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, _range(since_step, to_step))
 
 
@@ -106,7 +106,7 @@ def download_metrics(
     since_step: SinceStep = 0,
     to_step: ToStep = MAX_STEP,
 ) -> StreamingHttpResponse:
-    """Every recorded point, with every axis: newline-delimited JSON, however long the run."""
+    """Every recorded point, with every axis, as newline-delimited JSON."""
     run = run_of(request, run_id)
     points = export_metrics(run, _keys(names), _range(since_step, to_step))
     answer = StreamingHttpResponse(points, content_type="application/x-ndjson")
@@ -116,13 +116,13 @@ def download_metrics(
 
 @router.get("runs/{int:run_id}/usage", summary="Device-hours of a run")
 def show_usage(request: HttpRequest, run_id: RunId) -> DeviceHours:
-    """How long devices were held for the run, all attempts together, and how many it holds now."""
+    """Time that devices were held by all attempts of the run, and the number that it holds now."""
     return run_device_hours(run_of(request, run_id), clock.now())
 
 
 @router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")
 def show_saving(request: HttpRequest, run_id: RunId) -> OverlapSavings:
-    """The run's own spans, one stage after another, against the measured time; seconds."""
+    """The run's spans laid end to end, one stage after another, against the measured time; seconds."""
     return overlap_savings(run_of(request, run_id))
 
 
@@ -170,7 +170,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def _may_be_an_id(word: str) -> bool:
-    # Its length first: Python refuses to read numbers of thousands of digits.
+    # Check the length first: Python refuses to parse numbers of thousands of digits.
     return word.isascii() and word.isdigit() and len(word) <= len(str(LARGEST_ID)) and int(word) <= LARGEST_ID
 
 

@@ -1,8 +1,9 @@
-"""The API's OpenAPI 3.1 document: what ninja writes, and what holds for all operations.
+"""The API's OpenAPI 3.1 document: ninja's output, completed by rules that hold for all operations.
 
-An operation's own texts stand with it: summary, docstring, descriptions of parameters and fields, and the annotated return type,
-which documents the reply and does not convert it (tests/web/api/test_openapi.py checks the server's replies against it).
-Added here: the problems that an operation can answer with, the `Idempotency-Key` header of writes, and recorded examples.
+An operation's texts are beside its code: summary, docstring, descriptions of parameters and fields, and the annotated return
+type,
+which documents the response without converting it (tests/web/api/test_openapi.py checks real responses against it).
+Added here: problem responses, the `Idempotency-Key` header of writes, and recorded examples.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ KEY = {
 
 
 def problems(*statuses: int) -> dict[str, Any]:
-    """An operation's `openapi_extra`: problems beside those that follow from its method and parameters."""
+    """An operation's `openapi_extra`: problems in addition to those that follow from its method and parameters."""
     return {"responses": {status: {} for status in statuses}}
 
 
 def file(media: str) -> dict[str, Any]:
-    """An operation's `openapi_extra`: it answers with a file of this media type."""
+    """An operation's `openapi_extra`: it responds with a file of this media type."""
     is_object = media.endswith(("/json", "yaml"))
     return {"responses": {200: {"content": {media: {"schema": {"type": "object" if is_object else "string"}}}}}}
 
 
 class DescribedAPI(NinjaAPI):
-    """A `NinjaAPI` whose document has the reply and the problems of each operation."""
+    """A `NinjaAPI` whose document has the response and the problems of each operation."""
 
     def get_openapi_operation_id(self, operation: Operation) -> str:
         """The function's name, unless the operation has an id."""
@@ -83,7 +84,7 @@ def every_operation(api: NinjaAPI) -> Iterator[Operation]:
 
 
 def reply_type(operation: Operation) -> Any | None:
-    """The type of a successful JSON reply, from the annotation or ninja's `response`; None for files and for no content."""
+    """Type of a successful JSON response, from the annotation or ninja's `response`; None for files and no content."""
     hint = get_type_hints(operation.view_func).get("return")
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     annotated = [kind for kind in kinds if kind not in (Any, Status) and not _is_response(kind)]
@@ -98,14 +99,14 @@ def _is_response(kind: Any) -> bool:
 
 
 def _schemas(kinds: list[Any]) -> dict[str, Any]:
-    """JSON schemas of all reply types, by name."""
+    """JSON schemas of all response types, by name."""
     adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in dict.fromkeys(kinds)]
     _, document = TypeAdapter.json_schemas(adapters, ref_template=REFERENCE)  # type: ignore[arg-type]
     return dict(document.get("$defs", {}))
 
 
 def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str, Any]) -> None:
-    """Add the reply, problems, the key of repeatable writes, and an example."""
+    """Add the response, problems, the idempotency key of writes, and an example."""
     example = examples().get(described["operationId"], {})
     responses = described["responses"]
     success = responses[next(iter(responses))]
@@ -125,7 +126,7 @@ def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """A reply's schema, by reference where it has a name."""
+    """A response's schema, by reference if it has a name."""
     schema = TypeAdapter(kind).json_schema(mode="serialization", ref_template=REFERENCE)
     schema.pop("$defs", None)
     name = schema.get("title")
@@ -133,7 +134,7 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _problems(operation: Operation) -> set[int]:
-    """What any operation of its method and parameters can answer with."""
+    """Problem responses that follow from an operation's method and parameters."""
     sources = {param.__ninja_param_source__ for param in operation.models}
     found = {401, 429, 500}
     if sources & {"path", "query", "body"}:

@@ -1,7 +1,6 @@
-"""Every listing of the API in pages of one shape: `{"items": […], "next": cursor or null}`, by `limit` and `cursor`.
+"""Pagination of every listing: `{"items": […], "next": cursor or null}`, by `limit` and `cursor`.
 
-Lists that grow without end are read from the database page by page. What one person, team or run has of the others is known as a
-whole before it is told, and `paged` tells a page of it.
+Unbounded lists are read from the database page by page. Short lists are read as a whole and cut by `paged`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ Cursor = Annotated[str, Query(max_length=500, description="`next` of the page be
 
 
 class Page(TypedDict):
-    """One page, its items as they are told; `next` is the `cursor` of the following one."""
+    """One page of items; `next` is the `cursor` of the following one."""
 
     items: list[Any]
     next: str | None
 
 
 def paged(listed: Sequence[T], limit: int, cursor: str, tell: Callable[[T], Any] = lambda item: item, *, key: str = "id") -> Page:
-    """The page of a list that begins behind the cursor's place.
+    """The page of a list after the cursor's position.
 
-    That is behind the item that stood last, wherever it stands by now; when it is gone, where its follower stood.
+    The position is after the previous page's last item, wherever it is now; if it is gone, at its successor's.
 
     Args:
         listed: the whole list in its order, of objects or dictionaries.
-        limit, cursor: as they were asked for.
-        tell: an item as it is told; called for this page's only.
-        key: the name of a number that tells an item from all others.
+        limit, cursor: the request's.
+        tell: converts an item of this page.
+        key: name of the items' unique number.
 
     Raises:
         BadCursor: it is no `next` of such a list.

@@ -70,13 +70,13 @@ def unauthenticated(detail: str = "Log in, or send a token as `Authorization: Be
 
 
 def spec_refused(error: SpecError) -> JsonResponse:
-    """422 with every complaint about a spec."""
+    """422 with every problem of a spec."""
     count = len(error.problems)
     return problem(422, f"The spec has {count} problem{'s' if count != 1 else ''}.", error.problems)
 
 
 def too_many(error: TooMany) -> JsonResponse:
-    """429 with what is left of the minute."""
+    """429 with the rest of the minute."""
     answer = problem(429, str(error))
     for name, value in (error.allowance.headers() | {"Retry-After": str(error.allowance.reset_s)}).items():
         answer.headers[name] = value
@@ -84,7 +84,7 @@ def too_many(error: TooMany) -> JsonResponse:
 
 
 def install(api: NinjaAPI) -> None:
-    """Let an API answer every error as a problem; what is not foreseen is a 500 with a log entry of the same request id."""
+    """Let an API answer every error as a problem; an unexpected one is a 500 with a log entry of the same request id."""
 
     def invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         told = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]

@@ -1,11 +1,11 @@
-"""How many requests a token may make a minute, and what every reply says of it.
+"""Rate limit per token and minute, and its headers in every response.
 
     RateLimit-Limit: 600        in each minute
     RateLimit-Remaining: 597    of this minute
     RateLimit-Reset: 41         seconds until the next one
 
-Counted in Valkey, so that all web processes count together. If it does not answer, requests are let through: a limit protects
-the platform from a loop gone wild, and must not be what takes it down. Sessions are not counted: their requests are a person's.
+Counted in Valkey, for all web processes together. If Valkey is down, requests are not limited: the limit protects against runaway
+loops and must not cause an outage itself. Sessions are not limited.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A token's requests in the present minute."""
+    """A token's requests in the current minute."""
 
     limit: int
     remaining: int
     reset_s: int
 
     def headers(self) -> dict[str, str]:
-        """As they go out with the reply."""
+        """The response's headers."""
         told = {"Limit": self.limit, "Remaining": max(0, self.remaining), "Reset": self.reset_s}
         return {f"RateLimit-{name}": str(value) for name, value in told.items()}
 
 
 class TooMany(Exception):
-    """The token has used up its minute."""
+    """The token has reached its limit for this minute."""
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(
@@ -50,11 +50,11 @@ class TooMany(Exception):
 
 
 def count_request(token_id: int) -> Allowance | None:
-    """Count one request of a token. None when nothing is limited. Raises `TooMany`."""
+    """Count one request of a token. None without a limit. Raises `TooMany`."""
     limit = settings.OPPO_API_RATE
     if limit <= 0:
         return None
-    now = time.time()  # a window of the machine's own time: nothing is kept of it
+    now = time.time()  # the web machine's own minute; nothing is stored
     window = int(now // WINDOW_S)
     try:
         used = _count(f"oppo.rate.{token_id}.{window}")

@@ -1,4 +1,4 @@
-"""Replies as JSON: written by orjson, which takes a twentieth of the time for the numbers that series are made of."""
+"""JSON responses by orjson, which takes a twentieth of the time for the numbers of series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja.renderers import JSONRenderer
 from ninja.responses import NinjaJSONEncoder
 
-# Times are written as Django writes them, with milliseconds and a Z.
+# Times as Django formats them, with milliseconds and a Z.
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 _others = NinjaJSONEncoder().default
 
@@ -18,7 +18,7 @@ class FastJson(JSONRenderer):
     """JSON in UTF-8."""
 
     def render(self, request: HttpRequest, data: Any, *, response_status: int) -> bytes | str:
-        """The reply's body. What orjson has no words for, such as integers above 64 bits, is left to the standard library."""
+        """The response's body. Values that orjson does not support, such as integers above 64 bits, use the standard library."""
         try:
             return orjson.dumps(data, default=_others, option=OPTIONS)
         except orjson.JSONEncodeError:

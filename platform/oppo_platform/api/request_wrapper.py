@@ -1,4 +1,4 @@
-"""What every operation of the JSON API has in common, around authentication and the deed itself, and what is no operation."""
+"""Common handling of operations of the JSON API: idempotency, rate-limit headers, and problem responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., HttpResponse]
 
 
 def as_usual(run: Run) -> Run:
-    """Decorates an operation: keys of writes are honoured, and the reply tells what is left of the token's minute."""
+    """Decorates an operation with idempotency keys for writes, and rate-limit headers."""
 
     @wraps(run)
     def operation(request: HttpRequest, **path: Any) -> HttpResponse:
@@ -47,15 +47,15 @@ def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpRespons
         return run(request, **path)
     user = person_of(request)
     if user is None or (sends_token(request) and user.bound_token_id is None):
-        return run(request, **path)  # which says who may
+        return run(request, **path)  # its authenticator decides
     return once(partial(run, request, **path), request, user)
 
 
 class ProblemsEverywhere(MiddlewareMixin):
-    """What Django itself answers below `/api/`, for an address that is none, say, are problem details as well."""
+    """Django's own errors below `/api/`, for example an unknown URL, become problem details as well."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        """The response, or a problem in the place of Django's page."""
+        """The response, or a problem instead of Django's page."""
         words = NOT_HERE.get(response.status_code)
         if words is None or not request.path.startswith("/api/") or "json" in response.get("Content-Type", ""):
             return response

@@ -27,7 +27,7 @@ FILTER = "A filter as in the runs table (docs/runs.md), such as `state:running r
 
 
 class TagsBody(Schema):
-    """Tags to give and to take away."""
+    """Tags to add and to remove."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class TagsBody(Schema):
 
 
 class FilterField(TypedDict):
-    """Something that a filter can ask for."""
+    """A field of the filter."""
 
     name: str
     kind: Literal["text", "number"]
@@ -44,7 +44,7 @@ class FilterField(TypedDict):
 
 
 class TableColumn(TypedDict):
-    """Something that the table can show."""
+    """A column of the table."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ class TableColumn(TypedDict):
 
 
 class Words(TypedDict):
-    """What a filter of runs can be made of."""
+    """Completion data of the run filter."""
 
     fields: list[FilterField]
     values: dict[str, list[str]]
@@ -62,7 +62,7 @@ class Words(TypedDict):
 
 
 class Pinned(TypedDict):
-    """One run a project at most, a page of them."""
+    """Pinned runs, at most one per project."""
 
     items: list[runs.RunSummary]
     next: str | None
@@ -77,7 +77,7 @@ def list_runs(
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> runs.RunList | Any:
-    """Newest first, or sorted by a column (`-reward` descends). `state` takes several, separated by commas."""
+    """Newest first, or sorted by a column (`-reward`: descending). `state` takes several, separated by commas."""
     states = [word for word in state.split(",") if word]
     unknown = [word for word in states if word not in set(RunState)]
     if unknown:
@@ -91,7 +91,7 @@ def list_runs(
 
 @router.get("runs/words", summary="Filter fields and their values")
 def list_filter_words(request: HttpRequest) -> Words:
-    """Fields with what they mean, values that occur, and metrics, for completion."""
+    """Fields with their descriptions, existing values, and metrics, for completion."""
     return words(person(request))
 
 
@@ -102,7 +102,7 @@ def list_pinned_runs(
     limit: Limit = MOST,
     cursor: Cursor = "",
 ) -> Pinned:
-    """A run a project at most: what its other runs are measured against."""
+    """At most one run per project: the baseline of its other runs."""
     user = person(request)
     wanted = chosen_project(user, project).pk if project else None
     return Pinned(**paged(runs.existing_runs(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
@@ -110,20 +110,20 @@ def list_pinned_runs(
 
 @router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")
 def pin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """In place of the one that was. Whoever may submit to the project may do this."""
+    """Replaces the previous one. Requires permission to submit to the project."""
     pin(run_id, _changes(request, run_id))
     return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unpin", summary="Remove a project's baseline")
 def unpin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """Nothing happens when it was not."""
+    """Idempotent."""
     unpin(run_id, _changes(request, run_id))
     return summary_of(request, run_id)
 
 
 def _changes(request: HttpRequest, run_id: int) -> str:
-    """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
+    """The caller as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     user, run = person(request), run_of(request, run_id)
     if not may_submit(user, run.project):
         raise PermissionDenied("Viewers cannot tag or pin runs.")
@@ -132,21 +132,21 @@ def _changes(request: HttpRequest, run_id: int) -> str:
 
 @router.post("runs/{int:run_id}/archive", summary="Archive a run", operation_id="archive_run")
 def archive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """`archived:yes` finds it, and its page stays. 409 unless it has ended; 403 for who may not steer it."""
+    """The filter `archived:yes` finds it, and its page stays. 409 unless it has ended; 403 if you may not manage it."""
     archive_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unarchive", summary="Unarchive a run", operation_id="unarchive_run")
 def unarchive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """Nothing happens when it was not archived. 403 for who may not steer it."""
+    """Idempotent. 403 if you may not manage it."""
     unarchive_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/tags", summary="Change a run's tags")
 def tag_run(request: HttpRequest, run_id: RunId, body: TagsBody) -> runs.RunSummary | Any:
-    """Whoever may submit to the run's project may tag it. 422 for a tag that cannot be kept."""
+    """Requires permission to submit to the run's project. 422 for an invalid tag."""
     actor = _changes(request, run_id)
     try:
         change_tags(run_id, body.add, body.remove, actor)

@@ -41,7 +41,7 @@ EXCERPT = "Cuts prompt and answer to about this many characters, from shortly be
 
 
 class SampleQuery(Schema):
-    """Which answers and in which order; names are those of the page's address, too."""
+    """Filters and order; the page's query parameters have the same names."""
 
     step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step.")
     from_step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step and later ones.")
@@ -60,7 +60,7 @@ class SampleQuery(Schema):
     excerpt: int = Field(0, ge=0, le=100_000, description=EXCERPT)
 
     def filter(self) -> SampleFilter:
-        """The conditions; `step` is short for both bounds."""
+        """The filter; `step` sets both bounds."""
         return SampleFilter(
             from_step=self.from_step if self.step is None else self.step,
             to_step=self.to_step if self.step is None else self.step,
@@ -92,7 +92,7 @@ class SampleList(WireModel):
 
 
 class SameSample(TypedDict):
-    """The figures of another answer to the same prompt."""
+    """Figures of another answer to the same prompt."""
 
     id: int
     step: int
@@ -111,7 +111,7 @@ class OneSample(SampleItem):
 
 @router.get("runs/{int:run_id}/samples", summary="Recorded samples")
 def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery]) -> SampleList:
-    """Newest step first unless `sort` says otherwise. Texts are what a model wrote: show them as text."""
+    """Newest step first unless `sort` is given. Texts are model output: show them as text."""
     run = run_of(request, run_id)
     by: Any = query.sort.removeprefix("-")
     return samples(

@@ -24,7 +24,7 @@ QUERY = "What the view shows, as in the table's address: `show`, `project`, `q`,
 
 
 class ViewBody(Schema):
-    """A view to save; `team` is an id, without one it is private."""
+    """A view to save; `team` is an id; without one the view is private."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ class ViewBody(Schema):
 
 
 class ChangeBody(Schema):
-    """Another name, or what it shows from now on."""
+    """A new name, or a new content."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,7 +43,7 @@ class ChangeBody(Schema):
 
 
 class DefaultBody(Schema):
-    """The view that one's table of runs begins with; none: all runs."""
+    """The default view of the user's table of runs; null: all runs."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,13 +58,13 @@ class Views(TypedDict):
 
 
 class DefaultView(TypedDict):
-    """What the table begins with; null: all runs."""
+    """The default view; null: all runs."""
 
     view: int | None
 
 
 class DeletedView(TypedDict):
-    """Which view is gone."""
+    """The deleted view."""
 
     id: int
 
@@ -77,7 +77,7 @@ def list_views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
 
 @router.post("views", summary="Save a view", response={201: Any})
 def save_view(request: HttpRequest, body: ViewBody) -> service.ViewItem | Any:
-    """201; 422 for a name that is taken or a filter that is not understood."""
+    """201; 422 for a name that is taken or an invalid filter."""
     user = person(request)
     team = None
     if body.team is not None:
@@ -97,25 +97,25 @@ def set_default_view(request: HttpRequest, body: DefaultBody) -> DefaultView:
 
 @router.post("views/{int:view_id}", summary="Rename a view or replace its content")
 def change_view(request: HttpRequest, view_id: ViewId, body: ChangeBody) -> service.ViewItem | Any:
-    """Its owner may, and the maintainers of its team."""
+    """Allowed for its owner, and the maintainers of its team."""
     return _told(lambda: service.change_view(person(request), _id(view_id), body.name, body.query))
 
 
 @router.post("views/{int:view_id}/delete", summary="Delete a view")
 def delete_view(request: HttpRequest, view_id: ViewId) -> DeletedView:
-    """`…/restore` brings it back until its owner deletes another one."""
+    """`…/restore` restores it until its owner deletes another one."""
     service.delete_view(person(request), _id(view_id))
     return {"id": view_id}
 
 
 @router.post("views/{int:view_id}/restore", summary="Restore a deleted view")
 def restore_view(request: HttpRequest, view_id: ViewId) -> service.ViewItem | Any:
-    """422 when its name is taken meanwhile."""
+    """422 if its name is taken meanwhile."""
     return _told(lambda: service.restore_view(person(request), _id(view_id)))
 
 
 def _id(view_id: int) -> int:
-    """Raises `SavedView.DoesNotExist` for what cannot be an id."""
+    """Raises `SavedView.DoesNotExist` for an invalid id."""
     if not 0 < view_id <= LARGEST_ID:
         raise SavedView.DoesNotExist
     return view_id

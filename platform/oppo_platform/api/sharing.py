@@ -1,6 +1,6 @@
-"""The queue, the cluster and its quotas over HTTP: what the pages of the same names show (docs/scheduling.md).
+"""The queue, the cluster and its quotas: the data of the pages of the same names (docs/scheduling.md).
 
-They are read only: draining a node and setting a quota are an administrator's, who acts with a session and never with a token.
+Read-only: draining a node and setting a quota need an administrator's session.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SHOWN = ("id", "index", "kind", "model", "state", "why", "busy_share", "run")
 
 
 class RunOnDevice(TypedDict):
-    """Whose the device is; of another team's run nothing is told but that there is one."""
+    """The run on the device; another team's run has no id and no name."""
 
     id: int | None
     name: str | None
 
 
 class DeviceItem(TypedDict):
-    """A device of a node. `busy_share` from 0 to 1 as its driver told last; `why`: what is wrong with it."""
+    """A device of a node. `busy_share`: 0 to 1, last sample; `why`: its problem."""
 
     id: int
     index: int
@@ -45,7 +45,7 @@ class DeviceItem(TypedDict):
 
 
 class NodeItem(TypedDict):
-    """A node. `skew` and `low_disk` say why it gets no work; both are empty when it does."""
+    """A node. `skew` and `low_disk`: why it gets no work; both are empty if it does."""
 
     id: int
     name: str
@@ -75,7 +75,7 @@ class Quotas(TypedDict):
 
 
 class Queue(TypedDict):
-    """Your waiting runs in their order, a page of them; how many wait in all, and when the last plan was made."""
+    """Your waiting runs in order; their total number, and the time of the last plan."""
 
     items: list[scheduling.Waiting]
     next: str | None
@@ -85,7 +85,7 @@ class Queue(TypedDict):
 
 @router.get("queue", summary="Waiting runs with reasons and estimated starts")
 def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
-    """Your teams' waiting runs in their order; places count the runs of all teams."""
+    """Your teams' waiting runs in order; places count the runs of all teams."""
     line = scheduling.queue_order(person(request))
     page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
     told = scheduling.waiting_runs(line, page["items"])
@@ -94,7 +94,7 @@ def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
 
 @router.get("cluster", summary="Nodes and their devices")
 def show_cluster(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Cluster:
-    """Which nodes live, and who uses what."""
+    """Nodes and the use of their devices."""
     return Cluster(**paged(nodes_overview(person(request)), limit, cursor, _node))
 
 

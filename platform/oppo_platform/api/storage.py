@@ -19,7 +19,7 @@ router = Router()
 
 
 class Storage(TypedDict):
-    """What teams' runs take, a page of teams."""
+    """Storage of teams, a page of them."""
 
     items: list[TeamTaken]
     next: str | None
@@ -33,20 +33,21 @@ class Trash(TypedDict):
 
 
 def delete(request: HttpRequest, run_id: RunId) -> Trashed:
-    """Into the trash, from where it can be restored for some days. 409 unless it has ended and nobody needs its checkpoints."""
+    """Moves the run to the trash, from where it can be restored for some days. 409 unless it has ended and no run needs its
+    checkpoints."""
     return trashed(delete_run(run_id, steers(request, run_id)))
 
 
 @router.post("runs/{int:run_id}/restore", summary="Restore a run from the trash", operation_id="restore_run")
 def restore(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """It is as it was. 404 when it is not in the trash, or not any more."""
+    """Restores it unchanged. 404 if it is not in the trash."""
     restore_run(run_id, steerer(request, _in_trash(request, run_id)))
     return summary_of(request, run_id)
 
 
 @router.get("runs/{int:run_id}/storage", summary="Storage used by a run")
 def show_storage(request: HttpRequest, run_id: RunId) -> Taken:
-    """Bytes by part, as the housekeeper last counted them."""
+    """Bytes by part, as last measured by the housekeeper."""
     return taken_by(run_of(request, run_id))
 
 
@@ -59,13 +60,13 @@ def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "")
 
 @router.get("trash", summary="Deleted runs that can be restored")
 def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Trash:
-    """Those of your teams, the newest deletion first."""
+    """Those of your teams, newest deletion first."""
     return Trash(**paged(in_trash(person(request)), limit, cursor, trashed, key="run_id"))
 
 
 @router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash permanently", response={204: None})
 def purge_run(request: HttpRequest, run_id: RunId) -> Status:
-    """With the next round of housekeeping. 404 when it is not in the trash."""
+    """With the next round of housekeeping. 404 if it is not in the trash."""
     purge_now(run_id, steerer(request, _in_trash(request, run_id)))
     return Status(204, None)
 

@@ -1,11 +1,12 @@
-"""The live stream: `GET /api/v1/stream?runs=1,2&cursor=1:57,2:3`, server-sent events, one stream a tab.
+"""The live stream: `GET /api/v1/stream?runs=1,2&cursor=1:57,2:3`, server-sent events, one stream per tab.
 
     id: 1:58,2:3
     event: run
     data: {RunSummary}
 
-What a client missed is in the next summary it gets, because a summary is the whole head of a run and carries its cursor. A client
-that comes back says where it was (`Last-Event-ID`, or `cursor`), and hears at once of the runs that have moved on since.
+A missed event needs no replay: the next summary is the whole head of a run with its cursor. A reconnecting client sends its
+position
+(`Last-Event-ID`, or `cursor`), and gets the runs that have changed since at once.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from oppo_platform.telemetry.summary_cache import RunSummary
 
 MOST_RUNS = 200
 PING_S = 15.0
-# At most four summaries a second of one run.
+# At most four summaries per second of one run.
 SHORTEST_PAUSE_S = 0.25
-# So long may a stream go on after its login ended or its runs were taken away.
+# A stream may last this long after a logout or the loss of access.
 RECHECK_S = 15.0
 
 Cursors = dict[int, int]
@@ -41,9 +42,9 @@ Cursors = dict[int, int]
 @login_not_required
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
-    """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there.
+    """Summaries of some runs whenever they change; 401 without login, 404 if one of the runs does not exist.
 
-    By token it is one request of its minute, however long it lasts.
+    With a token it counts as one request.
     """
     try:
         allowance = await sync_to_async(_counted, thread_sensitive=False)(request)
@@ -80,7 +81,7 @@ def parse_cursors(text: str) -> Cursors:
 
 
 async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) -> AsyncIterator[bytes]:
-    """What goes over the wire, until the client leaves or may see the runs no more."""
+    """The events, until the client disconnects or loses access."""
     yield b"retry: 1000\n\n"
     known = {run_id: cursors.get(run_id, -1) for run_id in run_ids}
     async with feed().subscribe(run_ids) as subscription:
@@ -90,7 +91,7 @@ async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) ->
                 if not await _may_see(request, run_ids):
                     return
                 allowed_until = time.monotonic() + RECHECK_S
-            # Also after a silence: a notification may have been lost.
+            # Also after an interval without notifications: one may have been lost.
             news = [head for head in await feed().summaries.get(run_ids) if head.cursor > known[head.run_id]]
             for head in news:
                 known[head.run_id] = head.cursor
@@ -115,5 +116,5 @@ def _counted(request: HttpRequest) -> Allowance | None:
 
 
 async def _may_see(request: HttpRequest, run_ids: list[int]) -> bool | None:
-    """Whether the asker may see all of these runs now; None when nobody is logged in any more."""
+    """Whether the user may see all of these runs now; None if not logged in any more."""
     return await sync_to_async(may_see, thread_sensitive=False)(request, run_ids)

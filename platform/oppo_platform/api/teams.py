@@ -1,4 +1,4 @@
-"""Teams over HTTP: their people and projects, webhooks and audit log (docs/teams.md)."""
+"""Teams: members, projects, webhooks and audit log (docs/teams.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POSTED = "Which alerts are posted to it (docs/alerts.md)."
 
 
 class TeamItem(Schema):
-    """A team of yours, with the role that this request acts with."""
+    """A team of yours, with the role of this request."""
 
     id: int
     name: str
@@ -47,7 +47,7 @@ class Teams(Schema):
 
 
 class MemberItem(Schema):
-    """Somebody in a team."""
+    """A member of a team."""
 
     user: str
     role: Role
@@ -61,13 +61,13 @@ class Members(Schema):
 
 
 class OneTeam(TeamItem):
-    """A team with its people, at most 200 of them: `GET teams/{id}/members` has all."""
+    """A team with its members, at most 200 of them: `GET teams/{id}/members` has all."""
 
     members: list[MemberItem]
 
 
 class ProjectBody(Schema):
-    """A project to be made."""
+    """A project to create."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,7 +75,7 @@ class ProjectBody(Schema):
 
 
 class ProjectItem(Schema):
-    """Where runs live."""
+    """A project."""
 
     id: int
     name: str
@@ -83,7 +83,7 @@ class ProjectItem(Schema):
 
 
 class WebhookItem(Schema):
-    """A team's webhooks. Of the address only the host is told: the rest may be a secret."""
+    """A team's webhook. Only the host of its URL is shown: the rest may be a secret."""
 
     id: int
     host: str
@@ -101,7 +101,7 @@ class Webhooks(Schema):
 
 
 class WebhookBody(Schema):
-    """An https address, and the conditions that are posted to it."""
+    """An https URL, and the conditions to post."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -110,7 +110,7 @@ class WebhookBody(Schema):
 
 
 class ChangedWebhook(Schema):
-    """Switched on or off, and for which conditions."""
+    """Enable or disable it, and its conditions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,13 +119,13 @@ class ChangedWebhook(Schema):
 
 
 class NewWebhook(WebhookItem):
-    """A webhook at its birth; with `secret`, which is shown this once, its posts are signed."""
+    """A new webhook; its posts are signed with `secret`, which is shown this once."""
 
     secret: str
 
 
 class AuditItem(Schema):
-    """Somebody did something."""
+    """An action."""
 
     id: int
     at: datetime
@@ -160,7 +160,7 @@ def show_team(request: HttpRequest, team_id: TeamId) -> OneTeam:
 
 @router.get("teams/{int:team_id}/members", summary="Members of a team")
 def list_members(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Members:
-    """By name, with the role of each; accounts of services are no members."""
+    """By name, with the role of each; service accounts are not members."""
     return Members(**paged(list(_people(_mine(request, team_id))), limit, cursor, _member))
 
 
@@ -184,7 +184,7 @@ def list_audit_entries(
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> AuditLog:
-    """Newest first, of one actor or one kind of deed if given. Owners only."""
+    """Newest first, optionally of one actor or action. Owners only."""
     team, user = _mine(request, team_id), person(request)
     demand(user, Action.SEE_AUDIT_LOG, team.pk)
     before = read_cursor(cursor, int)[0] if cursor else None
@@ -202,8 +202,8 @@ def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cu
 
 @router.post("teams/{int:team_id}/webhooks", summary="Create a webhook", response={201: NewWebhook})
 def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, body: WebhookBody) -> Any:
-    """201 with its secret, shown this once. Owners only; 422 for an address that will not do."""
-    response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
+    """201 with its secret, shown this once. Owners only; 422 for an invalid URL."""
+    response.headers["Cache-Control"] = "no-store"  # nor is it stored for repeated requests
     team, user = _owned(request, team_id)
     try:
         secret = webhooks.add_webhook(user, team, body.url, body.conditions)
@@ -215,14 +215,14 @@ def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, b
 
 @router.post("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Enable, disable or change a webhook")
 def change_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId, body: ChangedWebhook) -> WebhookItem:
-    """Owners only. What waits for one that is off is not sent."""
+    """Owners only. Pending deliveries of a disabled one are not sent."""
     team, user = _owned(request, team_id)
     return _hook(webhooks.change_webhook(user, team, min(webhook_id, LARGEST_ID), on=body.on, conditions=body.conditions))
 
 
 @router.delete("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Delete a webhook", response={204: None})
 def delete_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId) -> Status:
-    """Owners only. What waits is not sent."""
+    """Owners only. Pending deliveries are not sent."""
     team, user = _owned(request, team_id)
     webhooks.delete_webhook(user, team, min(webhook_id, LARGEST_ID))
     return Status(204, None)

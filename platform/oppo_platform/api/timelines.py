@@ -1,4 +1,4 @@
-"""A run's timeline over HTTP: as spans, as a Plotly figure and as a Chrome trace (docs/interfaces.md)."""
+"""A run's timeline: spans, a Plotly figure and a Chrome trace (docs/interfaces.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Theme = Annotated[ThemeName, Query(description="The figure's colours.")]
 
 
 class WorstBubble(TypedDict):
-    """One of the ten longest stretches in which a device was idle; seconds."""
+    """One of the ten longest idle intervals of a device; seconds."""
 
     device: str
     cause: str
@@ -77,7 +77,7 @@ def download_trace(
     from_step: Annotated[int, Query(description="The first step.")],
     to_step: Annotated[int, Query(description="The last step.")],
 ) -> HttpResponse:
-    """At most 50 recorded steps, drawn as by `oppo trace`."""
+    """At most 50 recorded steps, in the format of `oppo trace`."""
     run = run_of(request, run_id)
     try:
         drawn = trace(run, from_step, to_step)

@@ -1,4 +1,4 @@
-"""API tokens over HTTP, and who one is (docs/tokens.md)."""
+"""API tokens, and the caller's identity (docs/tokens.md)."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Tokens(Schema):
 
 
 class NewTokenItem(TokenItem):
-    """A token at its birth: `token` is shown this once."""
+    """A new token: `token` is shown this once."""
 
     token: str
 
 
 class TokenBody(Schema):
-    """A token to be made; `days` null: it never expires."""
+    """A token to create; `days` null: it never expires."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +63,7 @@ class TokenBody(Schema):
 
 
 class Me(Schema):
-    """Who asks: the teams with the role that this request acts with, and the token, unless a session asks."""
+    """The caller: teams with the role of this request, and the token, unless a session is used."""
 
     user: str
     email: str
@@ -74,7 +74,7 @@ class Me(Schema):
 
 @router.get("me", summary="Your user, teams and permissions")
 def who_am_i(request: HttpRequest) -> Me:
-    """Your teams with your role in each, as far as the token's scope lets you use it."""
+    """Your teams with your role in each, limited by the token's scope."""
     user = person(request)
     used = ApiToken.objects.select_related("user", "team").filter(pk=user.bound_token_id).first()
     role_of = roles(user)
@@ -91,7 +91,7 @@ def list_tokens(
     limit: Limit = MOST,
     cursor: Cursor = "",
 ) -> Tokens:
-    """Yours, and all of the teams that you own; newest first, those of services last."""
+    """Yours, and all of the teams that you own; newest first, service tokens last."""
     user = person(request)
     if team is not None:
         visible_teams(user).get(pk=min(team, LARGEST_ID))
@@ -100,8 +100,8 @@ def list_tokens(
 
 @router.post("tokens", summary="Create an API token", response={201: NewTokenItem})
 def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) -> Any:
-    """201 with the token, shown this once; 422 for a name, a scope or a validity that will not do; 403 by a lesser token."""
-    response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
+    """201 with the token, shown this once; 422 for an invalid name, scope or validity; 403 if your token has a lesser scope."""
+    response.headers["Cache-Control"] = "no-store"  # nor is it stored for repeated requests
     user = person(request)
     teams = visible_teams(user)
     team = teams.get(pk=min(body.team, LARGEST_ID)) if body.team is not None else teams.first()
@@ -117,7 +117,7 @@ def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) 
 
 @router.delete("tokens/{int:token_id}", summary="Revoke an API token", response={204: None})
 def revoke_token(request: HttpRequest, token_id: TokenId) -> Status:
-    """It is void from the next request on. 404 when it is not there any more, or neither yours nor of a team that you own."""
+    """It is invalid from the next request on. 404 if it does not exist, or is neither yours nor of a team that you own."""
     if token_id > LARGEST_ID:
         raise ApiToken.DoesNotExist
     service.revoke_token(person(request), token_id)

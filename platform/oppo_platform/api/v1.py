@@ -91,12 +91,12 @@ def openapi(request: HttpRequest) -> dict[str, Any]:
 
 @cache
 def described() -> dict[str, Any]:
-    """The document, made once a process."""
+    """The document, built once per process."""
     return api.get_openapi_schema()
 
 
 class SpecBody(Schema):
-    """A spec as YAML text or as JSON, other values at dotted paths of it, and the project (id or name) it is meant for."""
+    """A spec as YAML text or as JSON, changes at dotted paths, and the project (id or name)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -115,7 +115,7 @@ class SpecBody(Schema):
         return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id)
 
     def given(self) -> Any:
-        """What was sent as plain data, without the changes. Raises `SpecError` for what cannot be read, or is too large."""
+        """The request's spec as plain data, without the changes. Raises `SpecError` if it is unreadable or too large."""
         if self.spec is not None:
             check_size(self.spec)
             return self.spec
@@ -123,7 +123,7 @@ class SpecBody(Schema):
 
 
 class PriorityBody(Schema):
-    """Another priority."""
+    """A priority."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -131,7 +131,7 @@ class PriorityBody(Schema):
 
 
 class ExtendBody(Schema):
-    """More time on devices."""
+    """More hours on devices."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -139,7 +139,7 @@ class ExtendBody(Schema):
 
 
 class Validated(TypedDict):
-    """A checked spec: with every default when it is valid, otherwise as it was given."""
+    """A checked spec: with every default if it is valid, otherwise as sent."""
 
     ok: bool
     problems: list[SpecComplaint]
@@ -149,7 +149,7 @@ class Validated(TypedDict):
 
 @api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
 def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
-    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine, otherwise as it was given."""
+    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default if it is valid, otherwise as sent."""
     try:
         spec = body.checked(_team_for(person(request), body.project)).model_dump(mode="json")
     except SpecError as error:
@@ -159,7 +159,7 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
 
 
 def _team_for(user: User, wanted: int | str | None) -> int | None:
-    """The team whose quota and secrets the spec has to respect; None when the user may not submit there, so may not see them."""
+    """The team whose quota and secrets the spec must respect; None if the user may not submit there, so may not see them."""
     try:
         project = chosen_project(user, wanted)
     except Project.DoesNotExist:
@@ -168,7 +168,7 @@ def _team_for(user: User, wanted: int | str | None) -> int | None:
 
 
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
-    """A refused spec in both shapes, so that form and YAML can go on showing one thing; None for what cannot be read."""
+    """A refused spec as YAML and as data, so that form and YAML stay in step; None for an unreadable one."""
     try:
         data = body.given()
         if not isinstance(data, dict):
@@ -180,7 +180,7 @@ def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
 
 @api.post("runs", summary="Submit a run", response={201: Submitted}, operation_id="submit_run", openapi_extra=problems(507))
 def submit(request: HttpRequest, body: SpecBody) -> Any:
-    """201 with the queued run; 422 with every complaint; 403 for viewers; 507 while the database has no room."""
+    """201 with the queued run; 422 with every problem; 403 for viewers; 507 while the database's disk is full."""
     user = person(request)
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
@@ -190,7 +190,7 @@ def submit(request: HttpRequest, body: SpecBody) -> Any:
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 
 
-# Listing and deleting are defined elsewhere and registered here: ninja wants all methods of an address on one router.
+# Listing and deleting are defined elsewhere and registered here: ninja needs all methods of a URL on one router.
 api.get("runs", summary="Runs of your teams")(run_lists.list_runs)
 
 
@@ -205,7 +205,7 @@ api.delete("runs/{int:run_id}", summary="Delete a run", operation_id="delete_run
 
 @api.get("runs/{int:run_id}/spec.yaml", summary="A run's spec as YAML", openapi_extra=file("application/yaml"))
 def download_spec(request: HttpRequest, run_id: RunId) -> HttpResponse:
-    """Everything that the run was asked to do, defaults included; `POST runs` takes it as it is."""
+    """The complete spec, defaults included; `POST runs` accepts it unchanged."""
     run = run_of(request, run_id)
     answer = HttpResponse(runs.spec_yaml(run), content_type="application/yaml; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.yaml"'
@@ -214,28 +214,28 @@ def download_spec(request: HttpRequest, run_id: RunId) -> HttpResponse:
 
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
+    """A waiting run ends at once; a running engine is stopped with the next heartbeat. Idempotent for ended runs."""
     lifecycle.cancel_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/pause", summary="Pause a run")
 def pause_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """At once when it waits; otherwise its engine saves first. 409 once it ends or is being cancelled."""
+    """A waiting run pauses at once; a running engine saves a checkpoint first. 409 once it ends or is being cancelled."""
     lifecycle.pause_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
 def resume_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
+    """The run is queued again. 409 if it is neither paused nor pausing, or has reached its time limit."""
     lifecycle.resume_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/resume", summary="Resume a paused run from an older checkpoint")
 def resume_run_at(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId) -> runs.RunSummary:
-    """It waits for devices again. 409 when it is not paused, or the files are gone."""
+    """The run is queued again. 409 if it is not paused, or the files are gone."""
     actor = steers(request, run_id)
     if checkpoint_id > LARGEST_ID:
         raise Checkpoint.DoesNotExist
@@ -245,13 +245,13 @@ def resume_run_at(request: HttpRequest, run_id: RunId, checkpoint_id: Checkpoint
 
 @api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
 def set_priority(request: HttpRequest, run_id: RunId, body: PriorityBody) -> runs.RunSummary:
-    """1 to 99, higher goes first within the team."""
+    """1 to 99; higher goes first within the team."""
     lifecycle.set_priority(run_id, body.priority, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/extend", summary="Extend the time limit of a run")
 def extend_run(request: HttpRequest, run_id: RunId, body: ExtendBody) -> runs.RunSummary:
-    """So many hours more. 409 for a run without a limit."""
+    """Adds hours to the limit. 409 for a run without a limit."""
     lifecycle.extend_run(run_id, body.hours, steers(request, run_id))
     return summary_of(request, run_id)

@@ -1,4 +1,4 @@
-"""The workers' API, `/api/worker/v1/…`, as `oppo_contract.wire` describes it."""
+"""The workers' API, `/api/worker/v1/…`; `oppo_contract.wire` has its messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oppo_platform.usecases.node_heartbeat import give_up_orphans, heartbeat
 MAX_BODY_BYTES = 1024 * 1024
 RETRY_AFTER_S = 1
 COMPLAINTS_SHOWN = 20
-STALE_EPOCH = "stale_epoch"  # the constraint that migrations `0003_fencing` name
+STALE_EPOCH = "stale_epoch"  # constraint name in migrations `0003_fencing`
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -41,7 +41,7 @@ class TooLarge(Exception):
 
 
 class Malformed(Exception):
-    """A body that is not what the wire format says."""
+    """A body that does not follow the wire format."""
 
     def __init__(self, problems: list[SpecProblem]) -> None:
         self.problems = problems
@@ -55,7 +55,7 @@ def _refused(request: HttpRequest, error: AttemptRefused) -> HttpResponse:
 
 @worker_api.exception_handler(IntegrityError)
 def _fenced(request: HttpRequest, error: IntegrityError) -> HttpResponse:
-    """What a trigger refused because of its epoch is a refusal like any other; everything else is a fault of ours."""
+    """A trigger's refusal of an old epoch becomes a normal refusal; everything else is an internal error."""
     told = getattr(error.__cause__, "diag", None)
     if told is None or told.constraint_name != STALE_EPOCH:
         raise error
@@ -102,7 +102,7 @@ def claim(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 @worker_api.post("attempts/{int:attempt_id}/heartbeat", auth=AttemptAuth())
 def attempt_heartbeat(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """Renews the lease, brings signals."""
+    """Renews the lease; returns orders."""
     own = _own(request, attempt_id)
     orders = attempts.heartbeat(attempt_id, _read(request, wire.AttemptHeartbeat), own.rank)
     return _json(orders, version=own.node.wire_version)
@@ -110,7 +110,7 @@ def attempt_heartbeat(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 @worker_api.post("attempts/{int:attempt_id}/events", auth=AttemptAuth())
 def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """Telemetry, exactly once; also of an attempt that was fenced."""
+    """Telemetry, exactly once; also of a fenced attempt."""
     own = _own(request, attempt_id)
     batch = _read(request, wire.EventBatch, wire.MAX_BATCH_BYTES)
     if any(event.producer != batch.producer for event in batch.events):
@@ -131,7 +131,7 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 @worker_api.post("attempts/{int:attempt_id}/checkpoints", auth=AttemptAuth())
 def checkpoints(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """The run resumes from here from now on."""
+    """The run resumes from this checkpoint from now on."""
     own = _own(request, attempt_id)
     attempts.register_checkpoint(attempt_id, _read(request, wire.CheckpointRegistration), own.rank)
     return _json(wire.Applied())
@@ -146,7 +146,7 @@ def outcome(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 
 def _own(request: HttpRequest, attempt_id: int) -> Supervisor:
-    """Who asks, provided that the token is this attempt's."""
+    """The supervisor, if the token is this attempt's."""
     own: Supervisor = request.auth  # type: ignore[attr-defined]
     if own.attempt_id != attempt_id:
         raise Attempt.DoesNotExist
@@ -154,7 +154,7 @@ def _own(request: HttpRequest, attempt_id: int) -> Supervisor:
 
 
 def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) -> Body:
-    """The body as a model; parsed from bytes in one go, because batches are large and frequent."""
+    """The body as a model; parsed from bytes, because batches are large and frequent."""
     length = int(request.headers.get("Content-Length") or 0)
     if length > limit or len(request.body) > limit:
         raise TooLarge(f"The body is larger than {limit:,} bytes; send smaller batches.")
@@ -173,9 +173,9 @@ def _is_newer(request: HttpRequest) -> bool:
 
 
 def _known_part(model: type[Body], body: bytes, error: ValidationError) -> Body | None:
-    """A newer worker's body without the keys that this platform does not know; None when something else is wrong with it.
+    """A newer worker's body without keys unknown to this platform; None if it has other errors.
 
-    A worker that is ahead gets no work, but what runs on it goes on: its leases, events and outcomes are understood.
+    A newer worker gets no work, but its running attempts continue: their leases, events and outcomes are understood.
     """
     complaints = error.errors(include_url=False, include_context=False, include_input=False)
     if any(complaint["type"] != "extra_forbidden" for complaint in complaints):

@@ -1,1 +1,1 @@
-"""What every request passes: security headers, static files, health."""
+"""Middleware of every request: security headers, static files, health."""

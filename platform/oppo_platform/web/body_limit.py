@@ -1,6 +1,6 @@
-"""Bodies that are larger than anything the platform takes end here, and not on this machine's disk.
+"""Refuses oversized request bodies before they reach the disk.
 
-Django takes a request's body in as a whole, into a file, before anybody has asked who sends it.
+Django reads a request's body into a temporary file before authentication.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
-# Up to here Django is let to read, so that a body which is only a little too large is refused in the usual way, with an id.
+# Bodies up to this size are read, so that a slightly too large one is refused in the usual way, with an id.
 TIMES_THE_LIMIT = 2
 
 Message = MutableMapping[str, Any]
@@ -22,7 +22,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def bounded(app: App) -> App:
-    """The ASGI application, with 413 for larger bodies as soon as that is known."""
+    """The ASGI application, with 413 for oversized bodies as early as possible."""
 
     async def application(scope: Message, receive: Receive, send: Send) -> None:
         most = TIMES_THE_LIMIT * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -37,7 +37,7 @@ def bounded(app: App) -> App:
 
 
 class _Bounded:
-    """One request whose length nobody has told, or told wrongly."""
+    """One request with an absent or wrong length."""
 
     def __init__(self, app: App, receive: Receive, send: Send, most: int) -> None:
         self._app, self._receive, self._send, self._left = app, receive, send, most
@@ -59,7 +59,7 @@ class _Bounded:
 
 
 def _told_length(scope: Message) -> int:
-    """What the head says, 0 where it says nothing; the server has seen to it that it is a number."""
+    """The Content-Length, 0 if absent; the server has validated that it is a number."""
     return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 
 

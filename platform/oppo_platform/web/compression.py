@@ -1,7 +1,8 @@
-"""Compresses the API's JSON, with Brotli where the client takes it: curves are digits, and half of them repeat.
+"""Compresses the API's JSON, with Brotli if the client accepts it.
 
-Pages are left alone: they hold form tokens, which compression beside text of users could give away (BREACH). Replies of the API
-hold none. Streams are left alone as well.
+Pages are not compressed: form tokens beside user text could leak through compression (BREACH). API responses have none. Streams
+are
+not compressed either.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from django.utils.deprecation import MiddlewareMixin
 
 LEAST_BYTES = 1400  # less fits into one packet
 GZIP = 16 + zlib.MAX_WBITS
-# Quick levels: of 675 kB of curves Brotli makes 186 kB in 8 ms, gzip 227 kB in 9 ms.
+# Fast levels: of 675 kB of curves Brotli makes 186 kB in 8 ms, gzip 227 kB in 9 ms.
 BROTLI_QUALITY, GZIP_LEVEL = 3, 1
 
 
 class CompressJson(MiddlewareMixin):
-    """JSON of some size goes out compressed when the client takes that."""
+    """Compresses JSON above a size if the client accepts it."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         """The response, its content compressed."""
@@ -29,7 +30,7 @@ class CompressJson(MiddlewareMixin):
 
 
 def compressed(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """The response as it is, or compressed."""
+    """The response, compressed or unchanged."""
     if not isinstance(response, HttpResponse) or response.has_header("Content-Encoding"):
         return response
     if "json" not in response.get("Content-Type", "") or len(response.content) < LEAST_BYTES:

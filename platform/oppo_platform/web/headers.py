@@ -1,11 +1,11 @@
-"""The content security policy that every answer carries."""
+"""The content security policy of every response."""
 
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 
-# The two empty-looking style sheets that plotly.js makes for itself (docs of the design, "CSP"); nothing else inline.
+# The two style sheets that plotly.js inserts (see the design's "CSP"); no other inline style.
 PLOTLY_STYLES = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",
     "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='",

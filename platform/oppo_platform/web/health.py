@@ -1,4 +1,4 @@
-"""Is this process able to serve? For load balancers and `oppo up`."""
+"""Readiness endpoint for load balancers and `oppo up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request comes from, for the audit log."""
+"""The client's address, for the audit log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oppo_platform.accounts.audit import coming_from
 
 @sync_and_async_middleware
 def audit_origin(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """Middleware: whatever is recorded during a request bears the client's address."""
+    """Middleware: audit entries of a request get the client's address."""
     if iscoroutinefunction(get_response):
 
         async def in_turn(request: HttpRequest) -> Any:
@@ -33,7 +33,7 @@ def audit_origin(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
 
 
 def client_address(request: HttpRequest) -> str | None:
-    """The address that the one trusted proxy saw, or, without a proxy, the peer's; None on a local socket."""
+    """The address reported by the one trusted proxy, or, without a proxy, the peer's; None on a local socket."""
     forwarded = request.headers.get("X-Forwarded-For", "") if settings.OPPO_BEHIND_PROXY else ""
     told = forwarded.rpartition(",")[2].strip() or request.META.get("REMOTE_ADDR", "")
     try:

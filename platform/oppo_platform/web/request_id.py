@@ -1,4 +1,4 @@
-"""Every request has an id: in the reply's `X-Request-Id`, in problem details, and in every line that is logged meanwhile."""
+"""Request ids: in the response's `X-Request-Id`, in problem details, and in every log line of the request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django.http import HttpRequest
 from django.utils.decorators import sync_and_async_middleware
 from structlog.contextvars import bound_contextvars, get_contextvars
 
-# A client may send its own, to find its call in our log; nothing that could break a line of it.
+# Clients may send their own; restricted characters, so that it cannot break a log line.
 GIVEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def current_request_id() -> str | None:
-    """The id of the request that is being answered; None outside of one."""
+    """The id of the current request; None outside of one."""
     return get_contextvars().get("request_id")
 
 

@@ -1,4 +1,4 @@
-"""Static files: plotly.js from the installed plotly wheel, and names that carry a hash, so that browsers may keep the files."""
+"""Static files: plotly.js from the installed plotly wheel, and hashed names for browser caching."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlotlyFinder(BaseFinder):
         self.folder = Path(spec.origin).parent / "package_data"
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> str | list[str]:
-        """The file's place on disk, or nothing."""
+        """The file's path, or nothing."""
         found = [str(self.folder / NAME)] if path == f"{PREFIX}/{NAME}" else []
         return found if find_all else (found[0] if found else [])
 
@@ -39,7 +39,7 @@ class PlotlyFinder(BaseFinder):
 
 
 class HashedStatic(CompressedManifestStaticFilesStorage):
-    """Compressed with gzip only: brotli takes ten seconds over plotly.js, which the first start has not got."""
+    """Compressed with gzip only: brotli takes ten seconds for plotly.js, too long for the first start."""
 
     def create_compressor(self, **kwargs: Any) -> Compressor:
         """What whitenoise compresses with."""

@@ -1,4 +1,4 @@
-"""Collect, hash and compress the static files, when they have changed since the last time."""
+"""Collect, hash and compress the static files if they have changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Command(BaseCommand):
     help = "Collect, hash and compress the static files if they have changed."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Compare the stamp, and build when it differs."""
+        """Compare the fingerprint, and build if it differs."""
         stamp = settings.STATIC_ROOT / STAMP
         wanted = fingerprint()
         if stamp.is_file() and stamp.read_text() == wanted:
@@ -32,7 +32,7 @@ class Command(BaseCommand):
 
 
 def fingerprint() -> str:
-    """A digest over name, size and time of every file that the finders know."""
+    """Digest over name, size and time of every static file."""
     digest = hashlib.sha256()
     for finder in get_finders():
         for name, storage in sorted(finder.list(["CVS", ".*", "*~"]), key=lambda found: found[0]):
