@@ -12,6 +12,7 @@ from oppo_cli.simulate_tables import console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from oppo_platform.runs.models import Run
     from oppo_platform.scheduling.cycle import CycleResult
     from oppo_platform.scheduling.explanation import PlanLine
     from oppo_platform.scheduling.policy import Decisions
@@ -23,17 +24,17 @@ WIDE = 500  # where there is no terminal, so that a run has one line and can be 
 def explain(once: bool) -> None:
     """Print the plan, after carrying it out (`once`) or without touching anything."""
     from oppo_platform.scheduling.cycle import run_cycle
-    from oppo_platform.scheduling.explanation import explain_plan, present_plan
+    from oppo_platform.scheduling.explanation import current_plan, explain_plan
 
     screen = console(WIDE)
     result = run_cycle() if once else None
     if once and result is None:
         screen.print("Another scheduler is running a cycle, so nothing was done. The plan below is what this one would decide.")
-    decisions = present_plan() if result is None else result.decisions
+    decisions = current_plan() if result is None else result.decisions
     print_plan(screen, explain_plan(decisions), decisions, result)
 
 
-def print_plan(screen: Console, lines: list[PlanLine], decisions: Decisions, result: CycleResult | None) -> None:
+def print_plan(screen: Console, lines: list[tuple[PlanLine, Run]], decisions: Decisions, result: CycleResult | None) -> None:
     """The table, and below it what was done."""
     table = Table(box=None, pad_edge=False)
     for heading in ("decision", "because", "run", "team"):
@@ -42,12 +43,10 @@ def print_plan(screen: Console, lines: list[PlanLine], decisions: Decisions, res
         table.add_column(heading, justify="right")
     for heading in ("reason", "expected start"):
         table.add_column(heading)
-    for line in lines[:MOST_LINES]:
-        each = line.decided
-        start = "now" if each.verb == "start" else "" if each.start is None else f"{each.start:%Y-%m-%d %H:%M:%S} UTC"
-        run = f"{each.run_id} {line.run}"
-        told = (escape(run), escape(line.team), str(line.priority), str(line.devices), escape(each.text))
-        table.add_row(each.verb, each.code, *told, start)
+    for line, run in lines[:MOST_LINES]:
+        start = "now" if line.verb == "start" else "" if line.start is None else f"{line.start:%Y-%m-%d %H:%M:%S} UTC"
+        name, team = escape(f"{run.pk} {run.name}"), escape(run.project.team.name)
+        table.add_row(line.verb, line.code, name, team, str(run.priority), str(run.devices), escape(line.text), start)
     if lines:
         screen.print(table, highlight=False)
     if len(lines) > MOST_LINES:

@@ -103,7 +103,7 @@ def settles_again(now):
 
 
 real_claimed_nodes = attempts.claimed_nodes
-real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, node_heartbeat.give_up_orphans
+real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, node_heartbeat.fence_orphans
 real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster.update_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
@@ -112,12 +112,12 @@ BROKEN = {
     "a fence that trusts the silent": ([(liveness, "fence", trusting_fence)], 28),
     "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
     "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
-    "a report that clears fenced devices": ([(cluster, "note_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
-    "orphans that are none": ([(node_heartbeat, "give_up_orphans", deaf_to_reports)], 28),
+    "a report that clears fenced devices": ([(cluster, "update_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
+    "orphans that are none": ([(node_heartbeat, "fence_orphans", deaf_to_reports)], 28),
     "a wish that waits for nobody": ([(lifecycle, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
-    "a cycle that gives no reasons": ([(cycle, "tell_waiting", lambda decisions, now: 0)], 0),
+    "a cycle that gives no reasons": ([(cycle, "store_reasons", lambda decisions, now: 0)], 0),
 }
 
 

@@ -108,7 +108,7 @@ class _Job:
             left = max(1, math.ceil(known - self.saved_s))
         return WaitingRun(
             run_id=self.run_id, team_id=self.team_id, devices=asked.devices, priority=asked.priority, nodes_max=asked.nodes_max,
-            kind=asked.kind, submitted_at=asked.at_s, queued_at=self.queued_at, preemptible=asked.preemptible,
+            kind=asked.kind, submitted_at=asked.at_s, preemptible=asked.preemptible,
             max_runtime_s=asked.max_runtime_s, steps_left=left, steps_per_s=None if left is None else 1.0,
             preempted=self.attempts,  # every other end of an attempt is final
         )  # fmt: skip

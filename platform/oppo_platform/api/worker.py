@@ -21,7 +21,7 @@ from oppo_platform.runs import attempts
 from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt
 from oppo_platform.telemetry.ingest import SequenceGapError, ingest
-from oppo_platform.usecases.node_heartbeat import give_up_orphans, heartbeat
+from oppo_platform.usecases.node_heartbeat import fence_orphans, heartbeat
 
 MAX_BODY_BYTES = 1024 * 1024
 RETRY_AFTER_S = 1
@@ -88,7 +88,7 @@ def node_heartbeat(request: HttpRequest) -> HttpResponse:
     node = request.auth  # type: ignore[attr-defined]
     told = _read(request, wire.NodeHeartbeat, wire.MAX_BATCH_BYTES)
     orders = heartbeat(node.pk, told)
-    give_up_orphans(node.pk, {running.attempt_id for running in told.attempts})
+    fence_orphans(node.pk, {running.attempt_id for running in told.attempts})
     return _json(orders, version=told.wire_version)
 
 

@@ -23,16 +23,17 @@ WORDS = {"artifacts": "for checkpoints", "outbox": "for events"}
 def update_disks(node: Node, reports: list[wire.DiskReport], now: datetime) -> bool:
     """Store changes of a node's disks. Returns whether one ran full or has room again."""
     known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if reports else {}
-    turned = False
+    changed = False
     for report in reports:
         old = known.get(report.what)
-        low = is_low(report.free_bytes, was=old is not None and old.low)
+        was_low = old is not None and old.low
+        low = is_low(report.free_bytes, was=was_low)
         if old is not None and old.low == low and not _moved(old, report, now):
             continue
-        facts = {"path": report.path, "free_bytes": report.free_bytes, "total_bytes": report.total_bytes, "low": low}
-        Disk.objects.update_or_create(node=node, what=report.what, defaults={**facts, "told_at": now})
-        turned |= low != (old is not None and old.low)
-    return turned
+        values = {**report.model_dump(exclude={"what"}), "low": low, "told_at": now}
+        Disk.objects.update_or_create(node=node, what=report.what, defaults=values)
+        changed |= low != was_low
+    return changed
 
 
 def is_low(free_bytes: int, *, was: bool) -> bool:

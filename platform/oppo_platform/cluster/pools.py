@@ -21,7 +21,7 @@ class PoolError(ValueError):
     """An invalid request about pools or nodes; the message says why."""
 
 
-def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
+def get_or_create_pool(devices: list[DeviceReport], now: datetime) -> Pool:
     """The pool for a node with these devices: named after its most frequent model, created if missing."""
     model = Counter(device.model for device in devices).most_common(1)[0][0]
     name = " ".join(model.split())[:LONGEST_NAME] or devices[0].kind
@@ -31,9 +31,7 @@ def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
 @transaction.atomic
 def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Pool:
     """Rename a pool. Raises `PoolError` for a name that is empty, too long or taken."""
-    name = " ".join(name.split())
-    if not name or len(name) > LONGEST_NAME:
-        raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
+    name = _checked_name(name)
     if Pool.objects.filter(name=name).exclude(pk=pool_id).exists():
         raise PoolError(f"A pool named {name} already exists.")
     pool = Pool.objects.select_for_update().get(pk=pool_id)
@@ -45,20 +43,21 @@ def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Poo
 
 @transaction.atomic
 def move_node(node_id: int, pool_name: str, actor: User | str = audit.SHELL) -> Node:
-    """Move a node into a pool, which is created if missing. Its runs continue.
-
-    Raises:
-        PoolError: the name is empty or too long.
-    """
-    pool_name = " ".join(pool_name.split())
-    if not pool_name or len(pool_name) > LONGEST_NAME:
-        raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
+    """Move a node to a pool, created if missing. Its runs continue. Raises `PoolError` for a name that is empty or too long."""
+    pool_name = _checked_name(pool_name)
     node = Node.objects.select_for_update().get(pk=node_id)
     node.pool = Pool.objects.get_or_create(name=pool_name, defaults={"created_at": clock.now()})[0]
     node.save(update_fields=["pool"])
     audit.record(None, actor, "node.move", node.name, pool=pool_name)
     wake_scheduler()
     return node
+
+
+def _checked_name(text: str) -> str:
+    name = " ".join(text.split())
+    if not name or len(name) > LONGEST_NAME:
+        raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
+    return name
 
 
 @transaction.atomic

@@ -13,7 +13,7 @@ from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
-from oppo_platform.cluster.pools import pool_for
+from oppo_platform.cluster.pools import get_or_create_pool
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.tokens import new_token, parse_token, same_digest
 
@@ -85,46 +85,44 @@ def update_node(node_id: int, heartbeat: wire.NodeHeartbeat, now: datetime) -> t
         _replace_catalogue(node, heartbeat.catalogue)
         node.catalogue_at = now
     if node.pool_id is None and heartbeat.devices:
-        node.pool = pool_for(heartbeat.devices, now)
+        node.pool = get_or_create_pool(heartbeat.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
     return node, heartbeat.catalogue is not None or not fresh
 
 
-def locked_devices(node: Node) -> dict[int, Device]:
+def lock_devices(node: Node) -> dict[int, Device]:
     """The node's devices by index, locked until the transaction ends."""
     return {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
 
 
-def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
-    """Stored fields of a device; a card that its driver has lost keeps its previous ones."""
-    facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
+def _device_fields(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
+    """Stored fields of a device; a card that its driver has lost keeps its model and memory."""
+    fields = report.model_dump(include={"kind", "memory_bytes", "health"}) | {"model": report.model[:200]}
     if device is not None and not report.model:
-        facts |= {"model": device.model, "memory_bytes": device.memory_bytes}
-    return facts
+        fields |= {"model": device.model, "memory_bytes": device.memory_bytes}
+    return fields | {"busy_share": None if report.busy_share is None else round(report.busy_share, 2)}
 
 
 def update_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
-    """Store changes; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
+    """Store changes; `clear`: no fenced attempt is left on the node. Returns whether a device became allocatable.
 
     `known`: the node's devices by index, locked.
     """
     allocatable = False
     for report in reports:
         device = known.pop(report.index, None)
-        facts = _facts(report, device)
-        busy = None if report.busy_share is None else round(report.busy_share, 2)
+        fields = _device_fields(report, device)
         if device is None:
             state = device_state(DeviceState.READY, report.health, "", clear=True)
-            Device.objects.create(node=node, index=report.index, busy_share=busy, state=state, **facts)
+            Device.objects.create(node=node, index=report.index, state=state, **fields)
             allocatable = True
             continue
         waived = device.waived if report.health else ""  # a waiver ends once the device has been healthy
         state = device_state(device.state, report.health, waived, clear=clear)
-        back = state == DeviceState.READY and device.state != DeviceState.READY
-        requested = {**facts, "busy_share": busy, "state": state, "waived": waived}
-        if any(getattr(device, name) != value for name, value in requested.items()):
-            Device.objects.filter(pk=device.pk).update(**requested)
-        allocatable = allocatable or back
+        fields |= {"state": state, "waived": waived}
+        if any(getattr(device, name) != value for name, value in fields.items()):
+            Device.objects.filter(pk=device.pk).update(**fields)
+        allocatable |= state == DeviceState.READY != device.state
     Device.objects.filter(pk__in=[device.pk for device in known.values()]).update(state=DeviceState.GONE)
     return allocatable
 

@@ -68,7 +68,7 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
     run.refresh_from_db(fields=["cursor", *changes])
 
 
-def explain_waiting(reasons: Mapping[int, str]) -> None:
+def update_waiting_reasons(reasons: Mapping[int, str]) -> None:
     """Update the reasons of queued runs; runs with the same reason, and those that are no longer queued, are not changed.
 
     One statement for all: thousands of runs may wait behind the same run.

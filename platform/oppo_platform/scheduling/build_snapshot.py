@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +27,7 @@ MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
 # Plain rows instead of model instances: with ten thousand queued runs instances alone would take longer than the plan.
 WAITING = (
-    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs_text", "queued_at", "preemptible",
+    "id", "project__team_id", "priority", "devices", "needs_text", "queued_at", "preemptible",
     "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before",
 )  # fmt: skip
 RUNNING = (
@@ -66,22 +65,17 @@ def empty_cluster(now: datetime) -> policy.Snapshot:
     return policy.Snapshot(pools=_pools(), nodes=_nodes({}), teams=_teams(now))
 
 
-def required_items(needs: dict[str, Any]) -> frozenset[policy.Need]:
-    """A run's `needs` in the format of the nodes' offers."""
-    return frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])])
-
-
-def exact_nodes(needs: dict[str, Any]) -> int | None:
-    """Exact number of nodes of a run, by its `needs`; None: one."""
+def parse_needs(needs: dict[str, Any]) -> tuple[str, int | None, frozenset[policy.Need]]:
+    """Device kind, exact number of nodes (None: one), and required models and prompts, from `Run.needs`."""
     nodes: int = needs.get("nodes", 1)  # older runs have no entry
-    return nodes if nodes > 1 else None
+    items = [*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]
+    return needs["kind"], nodes if nodes > 1 else None, frozenset(items)
 
 
 @functools.lru_cache(maxsize=1024)
 def _needs(text: str) -> tuple[str, int | None, frozenset[policy.Need]]:
-    """Kind of device, number of nodes and required items of a run's `needs`, as JSON: few differ, so each is parsed once."""
-    needs = json.loads(text)
-    return needs["kind"], exact_nodes(needs), required_items(needs)
+    """`parse_needs` of JSON, cached: few runs differ."""
+    return parse_needs(json.loads(text))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,8 +93,6 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
         run_id=row["id"],
         team_id=row["project__team_id"],
         devices=row["devices"],
-        name=row["name"],
-        user_id=row["user_id"],
         priority=row["priority"],
         kind=kind,
         nodes=nodes,
@@ -108,7 +100,6 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
         home=homes.get(row["id"]),
         # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
         submitted_at=row["queued_at"].timestamp(),
-        queued_at=row["queued_at"].timestamp(),
         preemptible=row["preemptible"],
         max_runtime_s=row["max_runtime_s"],
         steps_left=row["total_steps"] - row["step"],
@@ -186,13 +177,12 @@ def _running(
     terms = {term.attempt_id: term for term in BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)}
     rows = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id").values(*RUNNING)
     return tuple(
-        replace(_running_run(row, devices[row["id"]], terms.get(row["id"]), now), preempted=preempted.get(row["run_id"], 0))
-        for row in rows
+        _running_run(row, devices[row["id"]], terms.get(row["id"]), preempted.get(row["run_id"], 0), now) for row in rows
     )
 
 
 def _running_run(
-    row: dict[str, Any], devices: dict[int, list[int]], term: BackfillTerm | None, now: datetime
+    row: dict[str, Any], devices: dict[int, list[int]], term: BackfillTerm | None, preempted: int, now: datetime
 ) -> policy.RunningRun:
     began: datetime = row["claimed_at"] or row["created_at"]
     pace = _pace(row["run__step"], row["run__elapsed_s"])
@@ -211,6 +201,7 @@ def _running_run(
         expected_end=min(ends, default=None),
         stopping=row["run__state"] in STOPPING,
         backfill=policy.Backfill(term.for_run_id, term.until.timestamp()) if term else None,
+        preempted=preempted,
     )
 
 

@@ -26,7 +26,7 @@ from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.runs.transitions import RunMoved, move_run
 from oppo_platform.scheduling.build_snapshot import build_snapshot
 from oppo_platform.scheduling.dispatch import send_due
-from oppo_platform.scheduling.liveness import credit_downtime, fence_expired, give_up_absent, release_unclaimed
+from oppo_platform.scheduling.liveness import credit_downtime, fence_absent, fence_expired, release_unclaimed
 from oppo_platform.scheduling.models import BackfillTerm, Dispatch
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
 from oppo_platform.scheduling.usage import settle
@@ -60,7 +60,7 @@ def run_cycle() -> CycleResult | None:
             return None
         now = clock.now()
         credit_downtime(now)
-        fenced = fence_expired(now) + release_unclaimed(now) + give_up_absent(now)
+        fenced = fence_expired(now) + release_unclaimed(now) + fence_absent(now)
         pause_overtime(now)
         settle(now)
         decisions = plan(build_snapshot(now), now.timestamp())

@@ -15,7 +15,7 @@ from oppo_platform.scheduling.policy import Decisions, Placement, plan
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlanLine:
     """A plan's decision for one run. `start`: expected start of a waiting run; None: unknown, or immediate."""
 
     verb: Literal["start", "stop", "wait"]
@@ -25,45 +25,28 @@ class Decision:
     start: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLine:
-    """A decision with its run."""
-
-    decided: Decision
-    run: str
-    team: str
-    priority: int
-    devices: int
-
-
-def present_plan() -> Decisions:
+def current_plan() -> Decisions:
     """The plan of a cycle at this moment; nothing is changed."""
     now = clock.now()
     return plan(build_snapshot(now), now.timestamp())
 
 
-def explain_plan(decisions: Decisions) -> list[PlanLine]:
-    """The plan's lines: starts, stops, then the queue in its order. Runs deleted since are left out."""
-    given = {device_id for placement in decisions.placements for device_id in placement.device_ids}
-    devices = Device.objects.filter(pk__in=given).select_related("node").in_bulk()
-    decided = [*_starts(decisions, devices), *_stops(decisions), *_waits(decisions)]
-    runs = Run.objects.select_related("project__team").defer("spec").in_bulk([each.run_id for each in decided])
-    return [
-        PlanLine(each, run.name, run.project.team.name, run.priority, run.devices)
-        for each in decided
-        if (run := runs.get(each.run_id)) is not None
-    ]
+def explain_plan(decisions: Decisions) -> list[tuple[PlanLine, Run]]:
+    """The plan's lines with their runs: starts, stops, then the queue in its order. Deleted runs are left out."""
+    placed = {device_id for placement in decisions.placements for device_id in placement.device_ids}
+    devices = Device.objects.filter(pk__in=placed).select_related("node").in_bulk()
+    lines = [*_starts(decisions, devices), *_stops(decisions), *_waits(decisions)]
+    runs = Run.objects.select_related("project__team").defer("spec").in_bulk([line.run_id for line in lines])
+    return [(line, runs[line.run_id]) for line in lines if line.run_id in runs]
 
 
-def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[Decision]:
+def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[PlanLine]:
     for placement in decisions.placements:
-        text = f"on {_where(placement, devices)}"
-        if placement.backfill is None:
-            yield Decision("start", placement.run_id, "free", text)
-        else:
-            until = datetime.fromtimestamp(placement.backfill.until, UTC)
+        code, text = "free", f"on {_where(placement, devices)}"
+        if placement.backfill is not None:
+            code, until = "backfill", datetime.fromtimestamp(placement.backfill.until, UTC)
             text += f", backfilled ahead of run {placement.backfill.for_run_id}, which starts by {until:%H:%M:%S} UTC"
-            yield Decision("start", placement.run_id, "backfill", text)
+        yield PlanLine("start", placement.run_id, code, text)
 
 
 def _where(placement: Placement, devices: Mapping[int, Device]) -> str:
@@ -73,13 +56,13 @@ def _where(placement: Placement, devices: Mapping[int, Device]) -> str:
     return "; ".join(f"{name} ({', '.join(places)})" for name, places in nodes.items())
 
 
-def _stops(decisions: Decisions) -> Iterator[Decision]:
+def _stops(decisions: Decisions) -> Iterator[PlanLine]:
     for victim in decisions.preemptions:
-        yield Decision("stop", victim.run_id, victim.code, f"for run {victim.for_run_id}: {victim.text}")
+        yield PlanLine("stop", victim.run_id, victim.code, f"for run {victim.for_run_id}: {victim.text}")
 
 
-def _waits(decisions: Decisions) -> Iterator[Decision]:
+def _waits(decisions: Decisions) -> Iterator[PlanLine]:
     for run_id in decisions.order:
         reason = decisions.reasons[run_id]
         start = None if reason.estimated_start is None else datetime.fromtimestamp(reason.estimated_start, UTC)
-        yield Decision("wait", run_id, reason.code, reason.text, start)
+        yield PlanLine("wait", run_id, reason.code, reason.text, start)

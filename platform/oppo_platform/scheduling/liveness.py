@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from django.conf import settings
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 
 from oppo_contract.wire import SUPPORTED_VERSIONS
 from oppo_platform.cluster.models import DeviceState
@@ -40,32 +40,28 @@ def fence_expired(now: datetime) -> int:
     """Fence attempts with an expired lease on one node. Returns their number."""
     heads = Attempt.objects.filter(state__in=LIVE_ATTEMPT, lease_expires_at__lte=now)
     others = Launch.objects.filter(state=LaunchState.CLAIMED, lease_expires_at__lte=now)
-    expired = [
-        *heads.order_by("pk").values_list("pk", "node_id", "node__name"),
-        *others.order_by("pk").values_list("attempt_id", "node_id", "node__name"),
-    ]
-    return sum(
-        fence(attempt_id, "lease_lost", SILENT.format(name), "scheduler", DeviceState.UNKNOWN, node_id)
-        for attempt_id, node_id, name in expired
-    )
+    return _fence_lost(heads, others, SILENT, DeviceState.UNKNOWN)
 
 
 def release_unclaimed(now: datetime) -> int:
     """Take back attempts that a silent node, or one with an unsupported version, has not claimed; without waiting for a lease."""
-    unclaimed = Attempt.objects.filter(_lost(now), state=AttemptState.ALLOCATED)
-    further = Launch.objects.filter(_lost(now), attempt__state=AttemptState.ALLOCATED)
+    heads = Attempt.objects.filter(_lost(now), state=AttemptState.ALLOCATED)
+    others = Launch.objects.filter(_lost(now), attempt__state=AttemptState.ALLOCATED)
+    return _fence_lost(heads, others, FELL_SILENT, DeviceState.READY)
+
+
+def _fence_lost(heads: QuerySet[Attempt], others: QuerySet[Launch], cause: str, devices: DeviceState) -> int:
     lost = [
-        *unclaimed.order_by("pk").values_list("pk", "node_id", "node__name"),
-        *further.order_by("pk").values_list("attempt_id", "node_id", "node__name"),
+        *heads.order_by("pk").values_list("pk", "node_id", "node__name"),
+        *others.order_by("pk").values_list("attempt_id", "node_id", "node__name"),
     ]
     return sum(
-        fence(attempt_id, "lease_lost", FELL_SILENT.format(name), "scheduler", DeviceState.READY, node_id)
-        for attempt_id, node_id, name in lost
+        fence(attempt_id, "lease_lost", cause.format(name), "scheduler", devices, node_id) for attempt_id, node_id, name in lost
     )
 
 
-def give_up_absent(now: datetime) -> int:
-    """Give up attempts whose further nodes did not join until the deadline, or are unreachable."""
+def fence_absent(now: datetime) -> int:
+    """Fence attempts whose further nodes did not join before the deadline, or are unreachable."""
     absent = launches_due().filter(Q(attempt__rendezvous_by__lte=now) | _lost(now)).order_by("pk")
     return sum(
         fence(attempt_id, "absent", _absence(name, due, now), "scheduler", DeviceState.READY, node_id)

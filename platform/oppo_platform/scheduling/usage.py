@@ -1,13 +1,11 @@
 """Teams' use of devices: device-seconds that decay with a half-life, for fair shares, and plain device-hours, for reports.
 
 A device held from a to b counts ∫ 2^((t−now)/half-life) dt over a…b. Allocations are added up once, after their release; held
-ones
-are added at query time.
+ones are added at query time.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from datetime import datetime, timedelta
 
@@ -18,6 +16,7 @@ from typing_extensions import TypedDict
 from oppo_platform.accounts.models import Team
 from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.scheduling.models import Usage
+from oppo_platform.scheduling.policy.fair_share import accrued, decayed
 
 SETTLED_AT_ONCE = 2000
 
@@ -45,17 +44,9 @@ def run_device_hours(run: Run, now: datetime) -> DeviceHours:
     return DeviceHours(device_hours=whole.total_seconds() / 3600, devices=sum(live for _, live in held))
 
 
-def decay(seconds: float, half_life_s: float) -> float:
-    """Decay factor after `seconds`, 1 at 0."""
-    return math.exp(-math.log(2) * seconds / half_life_s)
-
-
 def decayed_seconds(start: datetime, end: datetime, now: datetime, half_life_s: float) -> float:
-    """Decayed device-seconds at `now` of one device held from `start` to `end`: the integral above, in closed form."""
-    if end <= start:
-        return 0.0
-    late, early = (now - end).total_seconds(), (now - start).total_seconds()
-    return half_life_s / math.log(2) * (decay(late, half_life_s) - decay(early, half_life_s))
+    """Decayed device-seconds at `now` of one device held from `start` to `end`."""
+    return decayed(accrued(1, (end - start).total_seconds(), half_life_s), (now - end).total_seconds(), half_life_s)
 
 
 @transaction.atomic
@@ -71,7 +62,7 @@ def settle(now: datetime) -> int:
         added[team_id] += decayed_seconds(start, end, now, half_life)
     for team_id, seconds in sorted(added.items()):
         usage, _ = Usage.objects.select_for_update().get_or_create(team_id=team_id, defaults={"at": now})
-        usage.device_seconds = usage.device_seconds * decay((now - usage.at).total_seconds(), half_life) + seconds
+        usage.device_seconds = decayed(usage.device_seconds, (now - usage.at).total_seconds(), half_life) + seconds
         usage.at = now
         usage.save(update_fields=["device_seconds", "at"])
     Allocation.objects.filter(pk__in=[row[0] for row in rows]).update(settled=True)
@@ -83,7 +74,7 @@ def decayed_usage(now: datetime) -> dict[int, float]:
     half_life = settings.OPPO_USAGE_HALF_LIFE_S
     used: dict[int, float] = defaultdict(float)
     for team_id, seconds, at in Usage.objects.values_list("team_id", "device_seconds", "at"):
-        used[team_id] += seconds * decay((now - at).total_seconds(), half_life)
+        used[team_id] += decayed(seconds, (now - at).total_seconds(), half_life)
     unsettled = Allocation.objects.filter(settled=False)
     for team_id, start, end in unsettled.values_list("attempt__run__project__team_id", "created_at", "released_at"):
         used[team_id] += decayed_seconds(start, end or now, now, half_life)

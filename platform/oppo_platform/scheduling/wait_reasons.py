@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from oppo_platform.runs.transitions import explain_waiting
+from oppo_platform.runs.transitions import update_waiting_reasons
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.policy import Decisions, Reason
 
@@ -29,21 +29,20 @@ class StoredReason(NamedTuple):
 
 def store_reasons(decisions: Decisions, now: datetime) -> int:
     """Store why each run of `decisions.reasons` waits. Returns the number of rows written."""
-    known = {
-        run_id: StoredReason(*stored) for run_id, *stored in WaitingReason.objects.values_list("run_id", *StoredReason._fields)
-    }
+    rows = WaitingReason.objects.values_list("run_id", *StoredReason._fields)
+    known = {run_id: StoredReason(*stored) for run_id, *stored in rows}
     written: list[WaitingReason] = []
-    said: dict[int, str] = {}
+    messages: dict[int, str] = {}
     for run_id, reason in decisions.reasons.items():
         old = known.pop(run_id, None)
         # A run that waits after a failure keeps that message; the page shows both.
         if (old is None or old.text != reason.text) and reason.code != "backoff":
-            said[run_id] = reason.text
+            messages[run_id] = reason.text
         if old is None or _differs(old, reason, now):
             written.append(_row(run_id, reason, now))
     WaitingReason.objects.filter(run_id__in=list(known)).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
-    explain_waiting(said)
+    update_waiting_reasons(messages)
     return len(written)
 
 
@@ -55,8 +54,7 @@ def store_order(decisions: Decisions) -> None:
 
 def store_reservations(decisions: Decisions) -> None:
     """Replace the last plan's reservations."""
-    wanted = {r.run_id: r for r in decisions.reservations}
-    Reservation.objects.exclude(run__in=wanted).delete()
+    Reservation.objects.exclude(run__in=[r.run_id for r in decisions.reservations]).delete()
     rows = [
         Reservation(
             run_id=r.run_id,
@@ -65,7 +63,7 @@ def store_reservations(decisions: Decisions) -> None:
             start=_time(r.start),
             cleared=r.cleared,
         )
-        for r in wanted.values()
+        for r in decisions.reservations
     ]
     Reservation.objects.bulk_create(
         rows, update_conflicts=True, unique_fields=["run"], update_fields=["pool", "devices", "start", "cleared"]
@@ -73,21 +71,14 @@ def store_reservations(decisions: Decisions) -> None:
 
 
 def _row(run_id: int, reason: Reason, now: datetime) -> WaitingReason:
-    return WaitingReason(
-        run_id=run_id,
-        code=reason.code,
-        text=reason.text,
-        detail=dict(reason.detail),
-        sooner=reason.sooner,
-        estimated_start=_time(reason.estimated_start),
-        changed_at=now,
-    )
+    fields = {"code": reason.code, "text": reason.text, "detail": dict(reason.detail), "sooner": reason.sooner}
+    return WaitingReason(run_id=run_id, estimated_start=_time(reason.estimated_start), changed_at=now, **fields)
 
 
 def _differs(old: StoredReason, new: Reason, now: datetime) -> bool:
-    said = (old.code, old.text, old.sooner) != (new.code, new.text, new.sooner)
-    if said or old.estimated_start is None or new.estimated_start is None:
-        return said or (old.estimated_start is None) != (new.estimated_start is None)
+    changed = (old.code, old.text, old.sooner) != (new.code, new.text, new.sooner)
+    if changed or old.estimated_start is None or new.estimated_start is None:
+        return changed or (old.estimated_start is None) != (new.estimated_start is None)
     moved = abs(new.estimated_start - old.estimated_start.timestamp())
     return moved > max(ESTIMATE_MOVED_S, ESTIMATE_MOVED * (new.estimated_start - now.timestamp()))
 

@@ -7,14 +7,19 @@ from typing import Any
 from django.conf import settings
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_contract.spec_errors import SpecError
+from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import check_size, load_yaml
+from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.runs.forks import fork_problems
 from oppo_platform.runs.preflight import find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
-from oppo_platform.scheduling.admission import infeasible_request
+from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.build_snapshot import empty_cluster, parse_needs
 from oppo_platform.storage.quotas import storage_problems
+
+# The setting to change, by the policy's reason code; other codes concern the spec as a whole.
+FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}
 
 
 def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
@@ -33,9 +38,22 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     spec = load_yaml(yaml) if yaml is not None else load_spec(data)
     problems = find_problems(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
-        problems = problems or infeasible_request(team_id, spec.resources.devices, node_requirements(spec))
+        problems = problems or _infeasible_request(spec, team_id)
         problems += secret_problems(spec, secret_names_of(team_id)) + storage_problems(team_id)
         problems += fork_problems(spec, team_id)
     if problems:
         raise SpecError(problems)
     return spec
+
+
+def _infeasible_request(spec: RunSpec, team_id: int) -> list[SpecProblem]:
+    """Why the run could not start even on an empty cluster within the team's quota; empty if it could."""
+    devices = spec.resources.devices
+    kind, nodes, needs = parse_needs(node_requirements(spec))
+    run = policy.WaitingRun(run_id=0, team_id=team_id, devices=devices, nodes=nodes, kind=kind, needs=needs)
+    reason = policy.feasible_ever(run, empty_cluster(clock.now()))
+    if reason is None:
+        return []
+    field = FIELDS.get(reason.code, "")
+    text, hint = (sentence[:1].lower() + sentence[1:].rstrip(".") for sentence in (reason.text, reason.sooner))
+    return [SpecProblem(field, f"can never be met: {text}", str(devices) if field == "resources.devices" else None, hint)]

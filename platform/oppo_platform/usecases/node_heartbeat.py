@@ -28,7 +28,7 @@ def heartbeat(node_id: int, report: wire.NodeHeartbeat) -> wire.NodeOrders:
     now = clock.now()
     node, changed = cluster.update_node(node_id, report, now)
     # Before the attempts are read: a concurrent fence holds their locks, and attempts that it ended must not count as live.
-    devices = cluster.locked_devices(node)
+    devices = cluster.lock_devices(node)
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
     joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
     owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
@@ -39,8 +39,8 @@ def heartbeat(node_id: int, report: wire.NodeHeartbeat) -> wire.NodeOrders:
         wake_scheduler()
     confirm(node, report.deleted)
     return wire.NodeOrders(
-        unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
-        stop=[_order(r.attempt_id, r.epoch) for r in stop],
+        unclaimed=[wire.LaunchOrder(attempt_id=pk, epoch=epoch) for pk, epoch in _unclaimed(node, live)],
+        stop=[wire.LaunchOrder(attempt_id=r.attempt_id, epoch=r.epoch) for r in stop],
         catalogue_wanted=node.catalogue_at is None,
         delete=orders_for(node),
     )
@@ -54,7 +54,7 @@ def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
     return [*first, *launches_due().filter(node=node).order_by("pk").values_list("attempt_id", "attempt__epoch")]
 
 
-def give_up_orphans(node_id: int, reported: set[int]) -> int:
+def fence_orphans(node_id: int, reported: set[int]) -> int:
     """Fence attempts that the node's own agent no longer runs: its machine was restarted, or a supervisor was killed.
 
     Requires both the agent's report and `OPPO_ORPHAN_GRACE_S` of silence of the supervisor. Returns their number.
@@ -73,7 +73,3 @@ def give_up_orphans(node_id: int, reported: set[int]) -> int:
             cause = "The worker no longer runs it: the machine or the supervisor restarted"
             given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY, node_id)
     return given_up
-
-
-def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
-    return wire.LaunchOrder(attempt_id=attempt_id, epoch=epoch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from operator import or_
 from typing import Any, Literal, get_args
 
 from django.db.models import F, Q, QuerySet
@@ -12,6 +14,7 @@ from django.db.models.functions import Coalesce
 
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import ANNOUNCEMENTS
+from oppo_platform.byte_sizes import size
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.checkpoints import folder_name
 from oppo_platform.runs.models import Change, Checkpoint, Run, Transition
@@ -85,10 +88,7 @@ def _before(cursor: str, rank: int) -> Q:
 def _matching(source: Source, words: str) -> QuerySet[Any]:
     rows = source.rows
     for piece in search_terms(words):
-        somewhere = Q()
-        for column in source.searched:
-            somewhere |= Q(**{f"{column}__icontains": piece})
-        rows = rows.filter(somewhere)
+        rows = rows.filter(reduce(or_, (Q(**{f"{column}__icontains": piece}) for column in source.searched)))
     return rows
 
 
@@ -130,7 +130,7 @@ def _checkpoints(run: Run, keeps: bool) -> Source:
             c.registered_at,
             step=c.step,
             what=folder_name(c),
-            text=f"{_size(c.bytes)}, by attempt {c.attempt.epoch}",
+            text=f"{size(c.bytes)}, by attempt {c.attempt.epoch}",
             actor=f"node:{c.attempt.node.name}",
         ),
     )
@@ -152,10 +152,6 @@ def _closings(run: Run, keeps: bool) -> Source:
         ("condition", "closed_why"),
         lambda a: _event(a.closed_at, what=a.condition, text=a.closed_why),
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 SOURCES: dict[Kind, Callable[[Run, bool], Source]] = {

@@ -12,7 +12,8 @@ from django.db import connection
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.scheduling.models import Usage
-from oppo_platform.scheduling.usage import decay, faded
+from oppo_platform.scheduling.policy.fair_share import decayed
+from oppo_platform.scheduling.usage import decayed_seconds
 from oppo_platform.telemetry.blocks import unpack_points
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark
 
@@ -202,8 +203,8 @@ class Laws:
         for held in Allocation.objects.select_related("attempt__run__project"):
             assert held.settled, f"allocation {held.pk} was never settled"
             team = held.attempt.run.project.team_id
-            expected[team] += faded(held.created_at, held.released_at, now, half_life)
-        used = {u.team_id: u.device_seconds * decay((now - u.at).total_seconds(), half_life) for u in Usage.objects.all()}
+            expected[team] += decayed_seconds(held.created_at, held.released_at, now, half_life)
+        used = {u.team_id: decayed(u.device_seconds, (now - u.at).total_seconds(), half_life) for u in Usage.objects.all()}
         for team, seconds in expected.items():
             assert abs(used[team] - seconds) <= 1e-6 * max(1.0, seconds), f"team {team} used {seconds}, told {used[team]}"
         assert not Attempt.objects.filter(state__in=LIVE).exists()

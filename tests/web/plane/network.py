@@ -165,7 +165,7 @@ class Serving:
     def node_heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
         """The agent's report."""
         orders = node_heartbeat.heartbeat(node_id, told)
-        node_heartbeat.give_up_orphans(node_id, {running.attempt_id for running in told.attempts})
+        node_heartbeat.fence_orphans(node_id, {running.attempt_id for running in told.attempts})
         return orders
 
     @staticmethod

@@ -52,7 +52,7 @@ def test_everything_is_on_one_list_newest_first(told):
     ]
     change, checkpoint, chosen, running, *_ = items
     assert (change["actor"], change["what"] != "") == ("user:ada", True)
-    assert (checkpoint["step"], checkpoint["what"], checkpoint["text"]) == (2, "step-00000002", "3.0 MiB, by attempt 1")
+    assert (checkpoint["step"], checkpoint["what"], checkpoint["text"]) == (2, "step-00000002", "3 MiB, by attempt 1")
     assert (chosen["step"], chosen["old"], chosen["text"]) == (1, 8.0, "trial 1: faster")
     assert chosen["at"] == "2026-11-01T12:00:01+00:00"
     assert (running["old"], running["step"]) == ("starting", None)

@@ -114,8 +114,6 @@ class WaitingRun:
     run_id: int
     team_id: int
     devices: int
-    name: str = ""
-    user_id: int | None = None
     priority: int = 50  # 1–99, higher first, within the team only
     nodes_max: int = 1  # maximum of whole nodes for a gang
     nodes: int | None = None  # exact number of nodes, with an equal part of the devices on each; overrides `nodes_max`
@@ -123,7 +121,6 @@ class WaitingRun:
     needs: frozenset[Need] = frozenset()
     home: tuple[int, str] | None = None  # (id, name) of the node with its checkpoint, when storage is not shared
     submitted_at: float = 0.0  # its position in the queue, unchanged by requeuing
-    queued_at: float = 0.0
     preemptible: bool = True
     max_runtime_s: float | None = None  # enforced
     steps_left: int | None = None
