@@ -1,1 +1,1 @@
-"""The Django project: pages, API, scheduler, ingest. It knows the contract and never torch."""
+"""The Django project: pages, API, scheduler, ingest. It never imports torch."""

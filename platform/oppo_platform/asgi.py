@@ -11,13 +11,13 @@ from oppo_platform.web.body_limit import bounded
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
 
-# whitenoise hands over open files, and Django reads them in one go: the files are small or cached for ever.
+# whitenoise returns open files, which Django reads at once: the files are small or cached.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
 application = bounded(get_asgi_application())
 
-# What is imported stays. Left to the collector it is walked through again and again, for a tenth of a second each time, in which
-# no request is answered. Addresses first: the first request would import them, views and all.
+# Freeze imported objects: the garbage collector would traverse them repeatedly, a tenth of a second each time, during which no
+# request is answered. URLs first: the first request would import them.
 _ = get_resolver().url_patterns
 gc.collect()
 gc.freeze()

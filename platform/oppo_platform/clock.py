@@ -1,4 +1,4 @@
-"""Time, from one place. Leases live on the database's clock, because every process shares it; tests set their own."""
+"""The platform's clock. Leases use the database's clock, which all processes share; tests set their own."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from django.db import connection
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Source of time."""
 
     def now(self) -> datetime:
-        """The present, with its time zone (UTC)."""
+        """The current time, with its time zone (UTC)."""
         ...
 
 
 class DatabaseClock:
-    """PostgreSQL's wall clock, also inside a transaction (where `now()` would stand still)."""
+    """PostgreSQL's wall clock, also inside a transaction (where `now()` is constant)."""
 
     def now(self) -> datetime:
-        """The present on the database's clock."""
+        """The current time on the database's clock."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT clock_timestamp()")
             return cursor.fetchone()[0].astimezone(UTC)
 
 
 class ManualClock:
-    """A clock that moves when told to, for tests and simulations."""
+    """A clock that moves only when advanced, for tests and simulations."""
 
     def __init__(self, start: datetime) -> None:
         self.current = start
@@ -47,18 +47,18 @@ _clock: Clock = DatabaseClock()
 
 
 def now() -> datetime:
-    """The present. Every lease, deadline and time stamp of the platform comes from here."""
+    """The current time. Every lease, deadline and time stamp of the platform uses it."""
     return _clock.now()
 
 
 def iso(time: datetime) -> str:
-    """The time as JSON has it: ISO 8601, with Z for UTC."""
+    """The time in JSON: ISO 8601, with Z for UTC."""
     return time.isoformat().replace("+00:00", "Z")
 
 
 @contextmanager
 def use_clock(clock: Clock) -> Iterator[None]:
-    """Let the whole process tell the time by `clock` for a while."""
+    """Within the block the whole process uses `clock`."""
     global _clock
     before, _clock = _clock, clock
     try:

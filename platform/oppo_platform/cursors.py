@@ -1,4 +1,4 @@
-"""Where a listing goes on: the place of its last row, as a word that fits into an address."""
+"""Cursors of listings: the sort key of the last row, as a URL-safe string."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 
 class BadCursor(ValueError):
-    """The cursor is not one that this listing gave out."""
+    """The string is no cursor of this listing."""
 
 
 def write_cursor(*place: Any) -> str:
-    """The place, JSON-ready values, as a word."""
+    """The position, JSON-ready values, as a string."""
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
 def read_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
-    """The place again. Raises `BadCursor` unless it has one value of each of these kinds; truth values are no numbers."""
+    """The position. Raises `BadCursor` unless it has one value of each of these types; booleans are no numbers."""
     try:
         place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (binascii.Error, ValueError, RecursionError) as error:

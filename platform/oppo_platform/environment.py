@@ -1,4 +1,4 @@
-"""Reads the process environment: the only place where the platform looks at environment variables."""
+"""Reads environment variables: the only module of the platform that does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 
 def text(name: str, default: str = "") -> str:
-    """The variable's value, stripped; the default when unset or empty."""
+    """The variable's value, stripped; the default if unset or empty."""
     return os.environ.get(name, "").strip() or default
 
 
 def flag(name: str, default: bool = False) -> bool:
-    """A switch: 1/true/yes/on or 0/false/no/off."""
+    """A boolean: 1/true/yes/on or 0/false/no/off."""
     value = text(name).lower()
     if value in ("", "0", "false", "no", "off"):
         return default if value == "" else False
@@ -34,7 +34,7 @@ def flag(name: str, default: bool = False) -> bool:
 
 
 def number(name: str, default: float) -> float:
-    """A number of seconds, bytes or things."""
+    """A number."""
     value = text(name)
     try:
         return float(value) if value else default
@@ -48,14 +48,14 @@ def words(name: str) -> list[str]:
 
 
 def oppo_home() -> Path:
-    """The folder of this installation's state, created with mode 0700 when missing."""
+    """The folder of this installation's state, created with mode 0700 if missing."""
     home = Path(text("OPPO_HOME", ".oppo")).expanduser().resolve()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
 
 
 def secret_key(home: Path) -> str:
-    """OPPO_SECRET_KEY, or a key generated once and kept in a 0600 file."""
+    """OPPO_SECRET_KEY, or a generated key in a 0600 file."""
     given = text("OPPO_SECRET_KEY")
     if given:
         return given
@@ -95,9 +95,9 @@ def database(url: str) -> dict[str, Any]:
 
 
 def mail(url: str) -> dict[str, Any]:
-    """Django's mail settings from `smtp://user:password@host:587` (STARTTLS) or `smtps://…:465`; empty: nothing is sent.
+    """Django's mail settings from `smtp://user:password@host:587` (STARTTLS) or `smtps://…:465`; empty: no mail.
 
-    `smtp://host:25?plain` speaks without TLS, to a mail server on the same machine, say.
+    `smtp://host:25?plain` uses no TLS, for example for a mail server on the same machine.
     """
     if not url:
         return {"EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend"}

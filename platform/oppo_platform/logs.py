@@ -1,4 +1,4 @@
-"""Logging: structlog's events and everybody else's records, in one format on standard error."""
+"""Logging: structlog's events and standard logging's records, in one format on standard error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def logging_config(json: bool) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "INFO"},
         "loggers": {
             "django.server": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
-            # Every 404 and 403 of a browser is its own business, not ours.
+            # 404 and 403 responses are no problems of ours.
             "django.request": {"level": "ERROR"},
             "psycopg.pool": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},

@@ -1,7 +1,6 @@
-"""PostgreSQL's NOTIFY: wakes listeners up. It carries ids only and is lost without harm, because everybody also polls.
+"""PostgreSQL's NOTIFY wakes listeners. Payloads are ids, and a lost one is harmless, because all listeners also poll.
 
-NOTIFY takes a lock that is global to the database when its transaction commits, so it is sent in a small transaction of its
-own, after the one that changed something.
+NOTIFY takes a database-wide lock at commit, so it is sent in a small transaction of its own after the one with the change.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ def notify_after_commit(channel: str, payload: str = "") -> None:
 
 
 def run_changed(run_id: int) -> None:
-    """Tell live pages that a run has something new, after the commit."""
+    """Notify live pages of a changed run, after the commit."""
     notify_after_commit(RUNS, str(run_id))
 
 
 def runs_changed(run_ids: Sequence[int]) -> None:
-    """The same of several at once, in one statement."""
+    """The same for several at once, in one statement."""
     if run_ids:
         transaction.on_commit(partial(_notify, RUNS, [str(run_id) for run_id in run_ids]), robust=True)
 
 
 def wake_scheduler() -> None:
-    """There may be something to place, after the commit."""
+    """Notify the scheduler, after the commit."""
     notify_after_commit(SCHEDULER)
 
 

@@ -1,7 +1,7 @@
-"""Who may see and do what: turns a user into teams, roles and permissions (`projects.access`, `runs.access` go on from there).
+"""Roles and permissions of a user in their teams (`projects.access` and `runs.access` build on it).
 
-What a user may not see does not exist for them: selectors start from these querysets, so that it ends as a 404. What they see
-but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
+Objects that a user may not see do not exist for them: selectors start from these querysets, so the result is a 404. Forbidden
+actions on visible objects are a 403. Deny by default: only `LEAST_ROLE` grants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oppo_platform.accounts.models import Membership, Role, Scope, Team, User
 
 
 class Action(StrEnum):
-    """What one may do in a team; the words complete "A maintainer or above may …"."""
+    """Actions in a team; the texts complete "A maintainer or above may …"."""
 
     READ = "view the team's runs"
     SUBMIT = "submit runs and control their own"
@@ -31,7 +31,7 @@ class Action(StrEnum):
     SEE_AUDIT_LOG = "read the audit log"
 
 
-# Each role includes the ones before it.
+# Each role includes the previous ones.
 RANK = {role: rank for rank, role in enumerate((Role.VIEWER, Role.MEMBER, Role.MAINTAINER, Role.OWNER))}
 LEAST_ROLE = {
     Action.READ: Role.VIEWER,
@@ -47,17 +47,17 @@ LEAST_ROLE = {
     Action.MANAGE_TOKENS: Role.OWNER,
     Action.SEE_AUDIT_LOG: Role.OWNER,
 }
-# With a token one has at most this role: its scope is a lid on the role of its person, never a grant.
+# A token caps its user's role: its scope never grants more.
 CAP = {Scope.READ: Role.VIEWER, Scope.SUBMIT: Role.MAINTAINER, Scope.ADMIN: Role.OWNER}
 
 
 def permits(role: str | None, action: Action) -> bool:
-    """Whether a role is enough for an action; no role is enough for none."""
+    """Whether a role suffices for an action; no role suffices for none."""
     return role is not None and RANK[Role(role)] >= RANK[LEAST_ROLE[action]]
 
 
 def granting(action: Action) -> list[Role]:
-    """The roles that may do it, the least first."""
+    """Roles that permit it, the least first."""
     return [role for role in RANK if permits(role, action)]
 
 
@@ -68,7 +68,7 @@ def memberships(user: User) -> QuerySet[Membership]:
 
 
 def role_in(user: User, team_id: int) -> str | None:
-    """The user's role in a team; None for who is not a member. By an API token, at most what its scope allows."""
+    """The user's role in a team; None for non-members. With an API token, at most what its scope allows."""
     return capped(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
 
 
@@ -78,26 +78,26 @@ def roles(user: User) -> dict[int, str]:
 
 
 def capped(user: User, role: str | None) -> str | None:
-    """The role, or by an API token at most what its scope allows."""
+    """The role, or with an API token at most what its scope allows."""
     if role is None or user.bound_scope is None:
         return role
     return min(Role(role), CAP[user.bound_scope], key=lambda each: RANK[each])
 
 
 def within(user: User, scope: Scope) -> None:
-    """Raise `PermissionDenied` when the request is made with a token of less than this scope."""
+    """Raise `PermissionDenied` if the request's token has less than this scope."""
     held = user.bound_scope
     if held is not None and list(Scope).index(held) < list(Scope).index(scope):
         raise PermissionDenied(f"This token has the scope {held}; this request needs {scope}. Create tokens on the team's page.")
 
 
 def may(user: User, action: Action, team_id: int) -> bool:
-    """Whether the user's role in the team is enough."""
+    """Whether the user's role in the team suffices."""
     return permits(role_in(user, team_id), action)
 
 
 def demand(user: User, action: Action, team_id: int) -> None:
-    """Raise `PermissionDenied`, saying what it takes, unless the user may."""
+    """Raise `PermissionDenied`, naming the required roles, unless the user may."""
     if not may(user, action, team_id):
         least = LEAST_ROLE[action]
         raise PermissionDenied(f"{'An' if least == Role.OWNER else 'A'} {least}{_above(least)} may {action}.")
@@ -113,14 +113,14 @@ def visible_teams(user: User) -> QuerySet[Team]:
 
 
 def administers(user: User) -> bool:
-    """Administrators of the cluster drain nodes and set quotas; a token, which belongs to one team, never does."""
+    """Cluster administrators drain nodes and set quotas; never a token, which belongs to one team."""
     return bool(user.is_active and user.is_staff and user.bound_team_id is None)
 
 
 def may_reset_password(actor: User, user: User) -> bool:
-    """Whoever hands out a password link could use it: only who owns every team of that person, so gains nothing by it.
+    """A password link gives access to the account, so it takes an owner of every team of that person.
 
-    An administrator of the cluster may for anybody, and only they for each other.
+    Cluster administrators may for anybody, and only they for each other.
     """
     if user.service_of_id is not None:
         return False

@@ -1,4 +1,4 @@
-"""allauth's hooks: signup is by invite only, and what happens to an account leaves a row in the audit log."""
+"""allauth's hooks: signup by invite only, and audit entries of account changes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from oppo_platform.accounts.models import User
 
 
 class ClosedSignup(DefaultAccountAdapter):
-    """Nobody signs up by themselves."""
+    """No public signup."""
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def set_password(self, user: User, password: str) -> None:
-        """Change the password, on the page for it or with a mailed link."""
+        """Change the password, from its page or with a mailed link."""
         with transaction.atomic():
             super().set_password(user, password)
             audit.record_for_person(user, user, "password.change")

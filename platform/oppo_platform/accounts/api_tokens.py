@@ -1,10 +1,11 @@
-"""Tokens for programs: personal ones, which act as the person who made them, and service ones, which belong to a team.
+"""API tokens: personal ones, which act as their creator, and service ones, which belong to a team.
 
-A token belongs to one team and has a scope, which caps the role that its holder has there (`access.CAP`). A service token acts
-as an account of its own that nobody can log in to, so that a nightly job goes on when the person who set it up leaves.
+A token belongs to one team and has a scope, which caps its holder's role there (`access.CAP`). A service token has an account of
+its
+own without login, so that a nightly job continues when its creator leaves.
 
-Guarantees: the text of a token is returned once and kept as an HMAC; a revoked, expired or orphaned token is refused from the
-next request on; nobody makes a token that may do more than they may.
+Guarantees: a token's text is returned once and stored as an HMAC; a revoked, expired or orphaned token is refused from the next
+request on; nobody can create a token with more rights than their own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MOST_TOKENS = 50
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A token at its birth; `text` is shown once."""
+    """A new token; `text` is shown once."""
 
     token: ApiToken
     text: str
@@ -45,8 +46,9 @@ def create_api_token(
     """A personal token of `user` for a team; without `days` it never expires.
 
     Raises:
-        AccountError: the user is not in the team, or has no role for the scope; the name, the validity or the scope will not do;
-            there are too many.
+        AccountError: the user is not in the team, or has no role for the scope; the name, validity or scope is
+        invalid; there are
+            too many.
     """
     role = Membership.objects.filter(user=user, team=team).values_list("role", flat=True).first()
     if role is None:
@@ -59,17 +61,17 @@ def create_api_token(
 
 @transaction.atomic
 def create_own_token(actor: User, team: Team, name: str, days: float | None, scope: str) -> Made:
-    """As `create_api_token`, for oneself. Raises `PermissionDenied` when it is asked for with a token of less scope."""
+    """As `create_api_token`, for oneself. Raises `PermissionDenied` for a request with a token of less scope."""
     within(actor, Scope.ADMIN)
     return create_api_token(actor, team, name, days, scope, by=actor)
 
 
 @transaction.atomic
 def create_service_token(actor: User, team: Team, name: str, days: float | None, scope: str) -> Made:
-    """A token of the team itself, with an account of its own: a viewer's role to read, a member's to submit.
+    """A token of the team, with an account of its own: a viewer's role to read, a member's to submit.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: as `create_api_token`; a service is never given `admin`.
+        PermissionDenied: the actor is no owner. AccountError: as `create_api_token`; a service never gets `admin`.
     """
     demand(actor, Action.MANAGE_TOKENS, team.pk)
     chosen = _scope(scope)
@@ -82,20 +84,20 @@ def create_service_token(actor: User, team: Team, name: str, days: float | None,
 
 
 def _account(team: Team, name: str) -> User:
-    """An account for a service."""
+    """An account for a service token."""
     while True:
         service = User(username=_account_name(team, name), email=f"{new_token('api').prefix}@service.invalid", service_of=team)
         service.set_unusable_password()
         try:
             with transaction.atomic():
                 service.save()
-        except IntegrityError:  # somebody else has taken this name just now; the next one is chosen
+        except IntegrityError:  # the name was taken concurrently; the next one is chosen
             continue
         return service
 
 
 def _account_name(team: Team, name: str) -> str:
-    """How the audit log and the list of runs call it; unique, also after an earlier one of that name is gone."""
+    """Its name in the audit log and the list of runs; unique, also after an earlier one is deleted."""
     stem = f"{re.sub(r'[^a-z0-9._-]+', '-', name.lower())}.service"
     taken = set(User.objects.filter(username__startswith=stem).values_list("username", flat=True))
     return next(each for n in range(len(taken) + 1) if (each := stem + (f"-{n + 1}" if n else "")) not in taken)
@@ -135,7 +137,7 @@ def living(tokens: QuerySet[ApiToken]) -> QuerySet[ApiToken]:
 
 
 def tokens_of(user: User, team_id: int | None = None) -> QuerySet[ApiToken]:
-    """The user's living tokens, and every one of the teams that they own; newest first, service tokens last."""
+    """The user's valid tokens, and all of the teams that they own; newest first, service tokens last."""
     teams = [m.team_id for m in memberships(user) if may(user, Action.MANAGE_TOKENS, m.team_id)]
     own = Q(user_id=user.pk, team_id__in=memberships(user).values("team_id"))
     found = living(ApiToken.objects.select_related("user", "team").filter(own | Q(team_id__in=teams)))
@@ -144,14 +146,14 @@ def tokens_of(user: User, team_id: int | None = None) -> QuerySet[ApiToken]:
 
 @transaction.atomic
 def revoke_token(actor: User, token_id: int) -> ApiToken:
-    """Void a token at once; a service's account goes with it.
+    """Revoke a token; a service's account is deleted with it.
 
     Raises:
-        ApiToken.DoesNotExist: there is no such token, or it is not the actor's and not of a team that they own.
-        PermissionDenied: it is asked for with a token of less scope.
+        ApiToken.DoesNotExist: no such token, or it is neither the actor's nor of a team that they own.
+        PermissionDenied: the request's token has less scope.
     """
     token = tokens_of(actor).select_for_update(of=("self",)).get(pk=token_id)
-    if token.pk != actor.bound_token_id:  # any token may end itself
+    if token.pk != actor.bound_token_id:  # any token may revoke itself
         within(actor, Scope.ADMIN)
     token.revoked_at = clock.now()
     token.save(update_fields=["revoked_at"])
@@ -164,14 +166,14 @@ def revoke_token(actor: User, token_id: int) -> ApiToken:
 
 @transaction.atomic
 def supersede(user: User, name: str) -> None:
-    """Void a person's tokens of this name, before `oppo up` makes its next one."""
+    """Revoke a person's tokens of this name before `oppo up` creates the next one."""
     for token in living(ApiToken.objects.select_for_update().filter(user=user, name=name)):
         ApiToken.objects.filter(pk=token.pk).update(revoked_at=clock.now())
         audit.record(token.team_id, audit.SHELL, "token.revoke", name, of=user.username)
 
 
 def user_of_api_token(text: str) -> User | None:
-    """The user that a token stands for, narrowed to the token's team and scope; None when it is not valid."""
+    """The user of a token, restricted to its team and scope; None if it is invalid."""
     parsed = parse_token(text, "api")
     token = ApiToken.objects.select_related("user").filter(prefix=parsed[0], revoked_at__isnull=True).first() if parsed else None
     if parsed is None or token is None or not same_digest(token.digest, parsed[1]) or not token.user.is_active:
@@ -179,7 +181,7 @@ def user_of_api_token(text: str) -> User | None:
     now = clock.now()
     if token.expires_at is not None and token.expires_at <= now:
         return None
-    # To the minute is enough, and spares a write a request.
+    # Precise to the minute, which saves a write per request.
     if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
         ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
     token.user.bound_team_id, token.user.bound_scope, token.user.bound_token_id = token.team_id, Scope(token.scope), token.pk

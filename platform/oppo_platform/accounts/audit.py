@@ -1,7 +1,8 @@
-"""The audit log: who did what to whom, when, and from which address.
+"""The audit log: actor, action, target, time, and network address.
 
-Guarantees: an entry is written in the transaction of the deed, so that neither exists without the other; entries are never
-changed or deleted (a trigger refuses it). An entry names things and never holds a token, a password or a secret's value.
+Guarantees: an entry is written in the transaction of its action, so that neither exists without the other; entries are never
+changed
+or deleted (a trigger refuses it). An entry names things and never contains a token, a password or a secret's value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _address: ContextVar[str | None] = ContextVar("oppo_address", default=None)
 
 @contextmanager
 def coming_from(address: str | None) -> Iterator[None]:
-    """What is recorded meanwhile came from this network address."""
+    """Entries within the block get this network address."""
     token = _address.set(address)
     try:
         yield
@@ -34,7 +35,7 @@ def coming_from(address: str | None) -> Iterator[None]:
 
 
 def actor_of(user: User) -> str:
-    """How transitions and audit entries name a person."""
+    """A person's name in transitions and audit entries."""
     return PERSON + user.username
 
 
@@ -44,11 +45,11 @@ def record(team_id: int | None, actor: User | str, action: str, target: str, **d
     Args:
         actor: a person, or `node:gpu1`, `shell`, `scheduler`.
         action: `noun.verb`, as listed in docs/teams.md.
-        target: whom or what it was done to, in words.
-        details: what changed, JSON-ready.
+        target: name of the affected object.
+        details: changes, JSON-ready.
 
     Raises:
-        RuntimeError: outside a transaction, where the entry could outlive a deed that fails.
+        RuntimeError: outside a transaction, where the entry could outlive a failed action.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action} is recorded outside the transaction of its deed")
@@ -71,7 +72,7 @@ def record_for_person(person: User, actor: User | str, action: str, **details: A
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """Entries, newest first. `older` is the `before` of the next page; the choices are those that occur in the log."""
+    """Entries, newest first. `older` is the `before` of the next page; the choices are values in the log."""
 
     entries: list[AuditEntry]
     older: int | None
@@ -82,7 +83,7 @@ class AuditPage:
 def audit_page(
     team_id: int | None, actor: str = "", action: str = "", before: int | None = None, limit: int = ENTRIES_A_PAGE
 ) -> AuditPage:
-    """A page of a team's log, or the cluster's without a team, of one actor or one kind of deed if given."""
+    """A page of a team's log, or the cluster's without a team, optionally of one actor or action."""
     log = AuditEntry.objects.filter(team_id=team_id) if team_id is not None else AuditEntry.objects.filter(team=None)
     actors = list(log.order_by("actor").values_list("actor", flat=True).distinct())
     actions = list(log.order_by("action").values_list("action", flat=True).distinct())

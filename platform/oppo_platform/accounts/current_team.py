@@ -1,6 +1,6 @@
-"""The team that a person is looking at: kept in their session, it narrows lists and nothing else.
+"""The current team of a person, stored in the session: it only filters lists.
 
-Links go on working whatever the choice: a run, a project or a team's page is reachable for every member of its team.
+Links work with any choice: a run, project or team page is reachable for every member of its team.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ SESSION_KEY = "team"
 
 
 def current_team(request: HttpRequest) -> Team | None:
-    """The chosen team; None for all of them, also when one is not in the chosen one any more."""
+    """The chosen team; None for all of them, also after leaving the chosen one."""
     chosen = request.session.get(SESSION_KEY)
     return visible_teams(request.user).filter(pk=chosen).first() if chosen is not None else None
 
 
 def choose_team(request: HttpRequest, team: Team | None) -> None:
-    """Look at one team from now on, or at all of them."""
+    """Choose a team, or all of them."""
     if team is None:
         request.session.pop(SESSION_KEY, None)
     else:

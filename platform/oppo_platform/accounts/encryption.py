@@ -1,9 +1,9 @@
-"""Sealing: short texts that lie encrypted and authenticated in the database, under keys that do not lie there.
+"""Authenticated encryption of short texts in the database, with keys stored elsewhere.
 
     sealed = 2 ‖ key's fingerprint ‖ nonce ‖ AES-256-GCM(key, nonce, text, context)
 
-The context names the row (team and secret), so that a sealed value copied into another row does not open. Nonces are drawn, which
-is safe for some billions of texts a key.
+The context names the row (team and secret), so that a value copied into another row does not decrypt. Nonces are random, which is
+safe for some billions of texts per key.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from oppo_contract.machine import write_private
 
 VERSION = b"\x02"
 KEY_BYTES, FINGERPRINT_BYTES, NONCE_BYTES = 32, 4, 12
-KEYS_KEPT = 2  # the newest, and the one before it, under which something may be sealed while keys are changed
+KEYS_KEPT = 2  # the newest, and the previous one during a key rotation
 
 
 class DecryptionError(Exception):
-    """It was sealed under a key that is not there any more, for another place, or was altered."""
+    """The key is missing, or the value was moved or altered."""
 
 
 def encrypt(text: str, context: str) -> bytes:
-    """Seal a text for a place, under the newest key."""
+    """Encrypt a text for a context with the newest key."""
     key, nonce = keyring()[0], secrets.token_bytes(NONCE_BYTES)
     return VERSION + _fingerprint(key) + nonce + AESGCM(key).encrypt(nonce, text.encode(), context.encode())
 
 
 def decrypt(sealed: bytes, context: str) -> str:
-    """The text again. Raises `DecryptionError`."""
+    """The plain text. Raises `DecryptionError`."""
     key = next((key for key in keyring() if sealed.startswith(VERSION + _fingerprint(key))), None)
     if key is None:
         raise DecryptionError("its encryption key is missing")
     rest = sealed[len(VERSION) + FINGERPRINT_BYTES :]
     try:
         return AESGCM(key).decrypt(rest[:NONCE_BYTES], rest[NONCE_BYTES:], context.encode()).decode()
-    except (InvalidTag, ValueError) as error:  # ValueError: it was cut short
+    except (InvalidTag, ValueError) as error:  # ValueError: it is truncated
         raise DecryptionError("it was altered, or belongs to another team or name") from error
 
 
 def reencrypt(sealed: bytes, context: str) -> bytes | None:
-    """The same text under the newest key; None when no key opens it any more."""
+    """The same text under the newest key; None if no key decrypts it."""
     try:
         return encrypt(decrypt(sealed, context), context)
     except DecryptionError:
@@ -58,7 +58,7 @@ def reencrypt(sealed: bytes, context: str) -> bytes | None:
 
 
 def key_is_here(sealed: bytes) -> bool:
-    """Whether the keyring holds the key that a text was sealed with; it is not opened."""
+    """Whether the keyring has the key of an encrypted text, without decrypting it."""
     return any(sealed.startswith(VERSION + _fingerprint(key)) for key in keyring())
 
 
@@ -67,9 +67,9 @@ def _fingerprint(key: bytes) -> bytes:
 
 
 def keyring() -> list[bytes]:
-    """The keys, newest first: from OPPO_SECRETS_KEYS, else from the file, which is made with one key when missing.
+    """The keys, newest first: from OPPO_SECRETS_KEYS, otherwise from the file, which is created with one key if missing.
 
-    The file is read each time, so that every process knows a new key at once.
+    The file is read each time, so that every process sees a new key at once.
 
     Raises:
         ImproperlyConfigured: a key is not 32 bytes in base64.
@@ -78,7 +78,7 @@ def keyring() -> list[bytes]:
 
 
 def written_keys() -> list[str]:
-    """The same keys as they are written, in URL-safe base64: for `keyring`, and for a backup that is to hold them."""
+    """The same keys in URL-safe base64: for `keyring`, and for a backup with keys."""
     if settings.OPPO_SECRETS_KEYS:
         return list(settings.OPPO_SECRETS_KEYS)
     file = _key_file()
@@ -93,10 +93,10 @@ def written_keys() -> list[str]:
 
 
 def add_key() -> None:
-    """Put a new key before those in the file; the oldest ones go.
+    """Put a new key before those in the file; surplus old ones are removed.
 
     Raises:
-        ImproperlyConfigured: the environment gives the keys.
+        ImproperlyConfigured: the environment has the keys.
     """
     if settings.OPPO_SECRETS_KEYS:
         raise ImproperlyConfigured("OPPO_SECRETS_KEYS holds the keys: put a new one first there, and the old one behind it.")

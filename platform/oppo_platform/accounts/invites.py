@@ -1,6 +1,6 @@
-"""Invites: links that let one person join a team, with an account that they have or make.
+"""Invites: links with which one person joins a team, with an existing or a new account.
 
-An invite counts only while the person who made it may still invite, so that a former owner leaves no door open.
+An invite is valid only while its creator may still invite, so that a former owner leaves no way in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _counting(invites: QuerySet[Invite]) -> QuerySet[Invite]:
 
 @transaction.atomic
 def create_invite(actor: User, team: Team, role: str, note: str = "") -> str:
-    """An address with which one person joins as `role` within a week; shown once.
+    """A URL with which one person joins as `role` within a week; shown once.
 
     Raises:
         PermissionDenied: the actor is no owner. AccountError: there is no such role.
@@ -61,7 +61,7 @@ def create_invite(actor: User, team: Team, role: str, note: str = "") -> str:
 
 @transaction.atomic
 def revoke_invite(actor: User, team: Team, invite_id: int) -> None:
-    """Void it. Raises `PermissionDenied` for who is no owner, `Invite.DoesNotExist` when it cannot be used anyway."""
+    """Revoke it. Raises `PermissionDenied` for non-owners, `Invite.DoesNotExist` if it is not valid anyway."""
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     mine = Invite.objects.filter(team=team, pk=invite_id)
     if not one_time_links.revoke(mine):
@@ -77,7 +77,7 @@ def find_invite(text: str) -> Invite | None:
 
 @transaction.atomic
 def join_by_invite(text: str, user: User) -> Membership:
-    """Join with the account that one has. Raises `AccountError` when the link is void or one is in the team already."""
+    """Join with an existing account. Raises `AccountError` if the link is invalid or the user is in the team already."""
     invite = find_invite(text)
     if invite is None:
         raise AccountError(VOID)
@@ -94,7 +94,7 @@ def join_by_invite(text: str, user: User) -> Membership:
 
 @transaction.atomic
 def register_by_invite(text: str, username: str, email: str, password: str) -> User:
-    """Make an account and join. Raises `AccountError` when the link is void, or name, address or password will not do."""
+    """Create an account and join. Raises `AccountError` if the link, name, address or password is invalid."""
     if find_invite(text) is None:
         raise AccountError(VOID)
     user = register(username, email, password)

@@ -1,4 +1,4 @@
-"""Mail is optional: a link can always be copied by hand, and an alert stands on its page."""
+"""Mail, which is optional: links are also shown for copying, and alerts on their page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ log = structlog.get_logger("oppo_platform.mail")
 
 
 class MailNotSent(Exception):
-    """The mail server did not take it, or there is none; the message says why."""
+    """The mail server refused it, or there is none; the message says why."""
 
 
 def send_link(to: str, subject: str, text: str) -> bool:
-    """Mail a link, after the transaction that made it. False when no mail server is set up, or it did not take the mail."""
+    """Mail a link after the commit. False without a mail server, or if it refused the mail."""
     if not settings.OPPO_SMTP_URL or "@" not in to:
         return False
     try:
         send_notice(to, subject, text)
-    except MailNotSent as error:  # the link is on the screen as well
+    except MailNotSent as error:  # the link is also on the page
         log.warning("mail_not_sent", to=to, detail=str(error))
         return False
     return True

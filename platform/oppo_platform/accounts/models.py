@@ -1,4 +1,4 @@
-"""Users, the teams they belong to, and the two kinds of token that a person can hold."""
+"""Users, teams, and API tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class Role(models.TextChoices):
-    """What a member may do in a team; each role includes the ones before it."""
+    """A member's role in a team; each role includes the previous ones."""
 
     VIEWER = "viewer"
     MEMBER = "member"
@@ -16,7 +16,7 @@ class Role(models.TextChoices):
 
 
 class Scope(models.TextChoices):
-    """What an API token may do; each scope includes the ones before it."""
+    """Scope of an API token; each scope includes the previous ones."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -24,12 +24,12 @@ class Scope(models.TextChoices):
 
 
 class User(AbstractUser):
-    """A person who logs in, by user name or email; or the account of a team's service token, which cannot log in."""
+    """A person who logs in, by user name or email; or the account of a service token, which cannot log in."""
 
     email = models.EmailField(unique=True)
     service_of = models.ForeignKey("Team", null=True, blank=True, on_delete=models.CASCADE, related_name="services")
 
-    # Set by Bearer authentication, never stored: what this request may see and do is narrowed to the token's team and scope.
+    # Set by Bearer authentication, never stored: restricts this request to the token's team and scope.
     bound_team_id: int | None = None
     bound_scope: Scope | None = None
     bound_token_id: int | None = None
@@ -84,7 +84,7 @@ class ApiToken(models.Model):
 
 
 class IdempotentReply(models.Model):
-    """What a write over the API was answered, so that its repetition gets the same and does nothing (`api.idempotency`)."""
+    """The stored response of an idempotent write (`api.idempotency`)."""
 
     token = models.ForeignKey(ApiToken, null=True, on_delete=models.CASCADE, related_name="+")
     user = models.ForeignKey(User, null=True, on_delete=models.CASCADE, related_name="+", help_text="Of a session's request.")
@@ -138,7 +138,7 @@ class PasswordLink(models.Model):
 
 
 class TeamSecret(models.Model):
-    """A value that a team's runs may be given in their environment. `sealed` is opened at a claim and nowhere else."""
+    """A value for the environment of a team's runs. `sealed` is decrypted at a claim only."""
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="secrets")
     name = models.CharField(max_length=64)
@@ -153,7 +153,7 @@ class TeamSecret(models.Model):
 
 
 class AuditEntry(models.Model):
-    """Somebody did something. Rows are only ever added; a trigger in the database refuses everything else."""
+    """An audit entry. Append-only; a database trigger refuses changes."""
 
     team = models.ForeignKey(
         Team, null=True, on_delete=models.PROTECT, related_name="audit_entries", help_text="None: it concerns the cluster."

@@ -1,4 +1,4 @@
-"""Password links: who forgot a password gets a link from somebody who may give one, and sets a new password with it, once."""
+"""Password links: an owner or administrator gives a person a link with which they set a new password, once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ VOID = "This link has been used, was revoked or has expired. Ask for a new one."
 
 @transaction.atomic
 def create_password_link(actor: User | None, user: User) -> str:
-    """An address with which the person sets a new password within a day; earlier ones are void from now on.
+    """A URL with which the person sets a new password within a day; revokes earlier ones.
 
     Args:
-        actor: who hands it out; None for an administrator on the server.
+        actor: its creator; None for an administrator on the server.
 
     Raises:
-        PermissionDenied: the actor does not own every team that the person is in.
+        PermissionDenied: the actor does not own every team of the person.
     """
     if actor is not None and not may_reset_password(actor, user):
         raise PermissionDenied(
@@ -50,7 +50,8 @@ def create_password_link(actor: User | None, user: User) -> str:
 
 @transaction.atomic
 def revoke_password_links(actor: User, user: User) -> None:
-    """Void the person's open links. Raises `PermissionDenied`, as for making one; `PasswordLink.DoesNotExist` without any."""
+    """Revoke the person's open links. Raises `PermissionDenied` as `create_password_link`; `PasswordLink.DoesNotExist` without
+    any."""
     if not may_reset_password(actor, user):
         raise PermissionDenied(f"{user.username} is in a team that you do not own.")
     if not one_time_links.revoke(PasswordLink.objects.filter(user=user)):
@@ -59,13 +60,13 @@ def revoke_password_links(actor: User, user: User) -> None:
 
 
 def find_password_link(text: str) -> PasswordLink | None:
-    """The row behind a link, if it can be used."""
+    """The row of a link, if it is valid."""
     return one_time_links.wanted(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
 
 
 @transaction.atomic
 def set_password_by_link(text: str, password: str) -> User:
-    """Set the password; every session of the person ends. Raises `AccountError` when the link is void or the password weak."""
+    """Set the password and end all sessions of the person. Raises `AccountError` if the link is invalid or the password weak."""
     link = find_password_link(text)
     if link is None:
         raise AccountError(VOID)

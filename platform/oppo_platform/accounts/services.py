@@ -1,4 +1,4 @@
-"""Making users, teams and login links; registering; using a login link."""
+"""Creates users, teams and login links; registration; login by link."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LOGIN_LINK_HOURS = 24
 
 
 class AccountError(ValueError):
-    """A wish about accounts that cannot be fulfilled; the message says why."""
+    """An invalid request about accounts; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstUser:
-    """`password` is None when the user existed before and kept theirs."""
+    """`password` is None if the user existed before."""
 
     user: User
     password: str | None
@@ -38,7 +38,7 @@ class FirstUser:
 def create_user(
     username: str, email: str, team: Team | None = None, role: Role = Role.MEMBER, administers: bool = False
 ) -> FirstUser:
-    """A user with a generated password, in a team if given. Raises `AccountError` when the name or email is taken."""
+    """A user with a generated password, in a team if given. Raises `AccountError` if the name or email is taken."""
     if User.objects.filter(Q(username__iexact=username) | Q(email__iexact=email)).exists():
         raise AccountError(f"A user named {username} or with the email {email} already exists.")
     password = secrets.token_urlsafe(15)
@@ -64,7 +64,7 @@ def create_team(name: str, owner: User) -> Team:
 
 
 def find_user(name: str) -> User:
-    """A person, by user name or email. Raises `AccountError` when there is none."""
+    """A person, by user name or email. Raises `AccountError` if there is none."""
     user = User.objects.filter(Q(username__iexact=name) | Q(email__iexact=name), service_of__isnull=True).first()
     if user is None:
         raise AccountError(f"There is no user named {name}.")
@@ -72,7 +72,7 @@ def find_user(name: str) -> User:
 
 
 def create_login_link(user: User, hours: float = LOGIN_LINK_HOURS) -> str:
-    """An address that logs the user in once, within `hours`."""
+    """A URL that logs the user in once, within `hours`."""
     token, now = new_token("login"), clock.now()
     LoginLink.objects.create(
         user=user, prefix=token.prefix, digest=token.digest, created_at=now, expires_at=now + timedelta(hours=hours)
@@ -82,7 +82,7 @@ def create_login_link(user: User, hours: float = LOGIN_LINK_HOURS) -> str:
 
 @transaction.atomic
 def use_login_link(text: str) -> User | None:
-    """The user whose link this is, if it is valid; it never is again."""
+    """The user of a valid link, which is then used up."""
     link = wanted(LoginLink.objects.select_related("user").filter(user__is_active=True), text, "login")
     if link is None or not spend(link):
         return None
@@ -91,7 +91,7 @@ def use_login_link(text: str) -> User | None:
 
 
 def register(username: str, email: str, password: str) -> User:
-    """A new account. Raises `AccountError` for a name or an address that is malformed or taken, or a weak password."""
+    """A new account. Raises `AccountError` for a name or address that is invalid or taken, or a weak password."""
     username, email = username.strip(), email.strip()
     if User.objects.filter(Q(username__iexact=username) | Q(email__iexact=email)).exists():
         raise AccountError(TAKEN)
@@ -103,13 +103,13 @@ def register(username: str, email: str, password: str) -> User:
         user.save()
     except ValidationError as error:
         raise AccountError(" ".join(f"{field}: {' '.join(told)}" for field, told in error.message_dict.items())) from None
-    except IntegrityError:  # somebody else took the name a moment ago
+    except IntegrityError:  # the name was taken concurrently
         raise AccountError(TAKEN) from None
     return user
 
 
 def check_password(user: User, password: str) -> None:
-    """Raise `AccountError` when the password is too weak for this person."""
+    """Raise `AccountError` if the password is too weak for this person."""
     try:
         validate_password(password, user)
     except ValidationError as error:

@@ -1,7 +1,8 @@
-"""A team's secrets: a hub token, a key of a metrics service. A spec names them; runs find them in their engine's environment.
+"""A team's secrets, for example a hub token. A spec names them; the engine gets them in its environment.
 
-Guarantee: a value is opened in two places only, a claim's reply and a change of keys. It is never shown again, not even to who
-set it, and is in no spec, event, log or audit entry.
+Guarantee: a value is decrypted in two places only, a claim's response and a key rotation. It is never shown again, and is in no
+spec,
+event, log or audit entry.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, TeamSecret, User
 from oppo_platform.accounts.services import AccountError
 
-# Shorter ones could not be struck from logs without striking ordinary words.
+# Shorter ones could not be redacted from logs without redacting ordinary words.
 SHORTEST, LONGEST = 8, 8192
 
 
 class SecretUnavailable(Exception):
-    """A run names a secret that cannot be delivered; the message says why."""
+    """A run's secret cannot be delivered; the message says why."""
 
 
 class Rotated(TypedDict):
-    """What a change of keys did: secrets sealed anew, and names of those that no key opens any more."""
+    """Result of a key rotation: number of re-encrypted secrets, and names of those that no key decrypts."""
 
     sealed: int
     lost: list[str]
@@ -40,16 +41,16 @@ def secret_names_of(team_id: int) -> list[str]:
 
 
 def secrets_of(team: Team) -> QuerySet[TeamSecret]:
-    """The team's secrets by name, without their values."""
+    """The team's secrets by name, without values."""
     return team.secrets.select_related("set_by", "last_run").defer("sealed").order_by("name")
 
 
 @transaction.atomic
 def set_secret(actor: User, team: Team, name: str, value: str) -> bool:
-    """Set a secret, new or in the place of an old value. Returns whether it was there before.
+    """Set a secret, new or replacing an old value. Returns whether it existed.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: name or value will not do.
+        PermissionDenied: the actor is no owner. AccountError: invalid name or value.
     """
     demand(actor, Action.MANAGE_SECRETS, team.pk)
     name, value = name.strip(), value.strip("\r\n")
@@ -65,7 +66,7 @@ def set_secret(actor: User, team: Team, name: str, value: str) -> bool:
 
 @transaction.atomic
 def delete_secret(actor: User, team: Team, name: str) -> None:
-    """Forget it. Runs that wait for it fail when their turn comes; what runs keeps what it got.
+    """Delete a secret. Queued runs that need it fail when they start; running ones keep it.
 
     Raises:
         PermissionDenied: the actor is no owner. TeamSecret.DoesNotExist: there is no such secret.
@@ -76,13 +77,13 @@ def delete_secret(actor: User, team: Team, name: str) -> None:
 
 
 def delivered_secrets(team_id: int, wanted: Mapping[str, str], run_id: int, actor: str) -> dict[str, str]:
-    """Variable → value for a run's engine, for a claim's reply and nothing else. Notes who got what; part of the claim.
+    """Variable → value for a run's engine, for a claim's response only. Records the delivery; part of the claim.
 
     Args:
-        team_id: the team whose secrets they are.
+        team_id: the team of the secrets.
         wanted: variable → name of the secret.
-        run_id: the run that they are for.
-        actor: who receives them.
+        run_id: the run.
+        actor: the recipient.
 
     Raises:
         SecretUnavailable: a secret was deleted since the run was submitted, or its key is lost.
@@ -108,7 +109,7 @@ def _opened(secret: TeamSecret | None, name: str) -> str:
 
 @transaction.atomic
 def seal_anew() -> Rotated:
-    """Seal every secret under the newest key. What no key opens stays as it is, and is told."""
+    """Encrypt every secret with the newest key. A secret that no key decrypts is left and reported."""
     done: Rotated = {"sealed": 0, "lost": []}
     for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
         place = _place(secret.team_id, secret.name)

@@ -1,6 +1,6 @@
-"""Changing a team: its members and their roles. Who may do what is `accounts.access`.
+"""Changes of a team's members and roles. Permissions are in `accounts.access`.
 
-Guarantee: a team never loses its last owner. Every change of members holds the team's row, and roles are read under that lock.
+Guarantee: a team never loses its last owner. Every change of members locks the team's row, and roles are read under that lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def set_member(actor: User, team: Team, who: str, role: str) -> Membership:
         role: one of `Role`.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: there is no such user or role, or nobody would own the team.
+        PermissionDenied: the actor is no owner. AccountError: no such user or role, or the team would have no owner.
     """
     _lock(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
@@ -48,10 +48,11 @@ def _join(actor: User, team: Team, user: User, role: str) -> Membership:
 
 @transaction.atomic
 def remove_member(actor: User, team: Team, user_id: int) -> User:
-    """Take a member out of the team; their runs stay, their API tokens for the team are void.
+    """Remove a member from the team; their runs stay, their API tokens for the team are revoked.
 
     Raises:
-        PermissionDenied: the actor is no owner. Membership.DoesNotExist: there is no such member. AccountError: the last owner.
+        PermissionDenied: the actor is no owner. Membership.DoesNotExist: there is no such member. AccountError: the
+        last owner.
     """
     _lock(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
@@ -64,7 +65,7 @@ def remove_member(actor: User, team: Team, user_id: int) -> User:
 
 @transaction.atomic
 def leave_team(actor: User, team: Team) -> None:
-    """Leave. Raises `AccountError` for the last owner, `Membership.DoesNotExist` for who is not in it."""
+    """Leave. Raises `AccountError` for the last owner, `Membership.DoesNotExist` for non-members."""
     _lock(team)
     member = Membership.objects.select_related("user").get(team=team, user=actor)
     _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make another member an owner first.")
@@ -85,6 +86,6 @@ def _keep_an_owner(team: Team, member: Membership, otherwise: str) -> None:
 
 
 def _part(team: Team, member: Membership) -> None:
-    # Revoked and not only void: who is added again later does not find old tokens alive.
+    # Revoked explicitly, so that old tokens stay invalid if the person is added again.
     ApiToken.objects.filter(team=team, user_id=member.user_id, revoked_at__isnull=True).update(revoked_at=clock.now())
     member.delete()

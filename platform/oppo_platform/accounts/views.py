@@ -1,4 +1,4 @@
-"""The view behind a one-time login link. Everything else about logging in is allauth's."""
+"""The view of one-time login links. All other login pages are allauth's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oppo_platform.accounts.services import use_login_link
 @never_cache
 @require_GET
 def login_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Log in and go to the front page; a used, expired or foreign link leads to the login page with a word about it."""
+    """Log in and redirect to the front page; an invalid link leads to the login page with a message."""
     user = use_login_link(token)
     if user is None:
         messages.error(

@@ -1,1 +1,1 @@
-"""The pages: access check, one selector, template. What moves on them comes from the JSON API (docs/interfaces.md)."""
+"""The pages: access check, one selector, template. Live parts use the JSON API (docs/interfaces.md)."""

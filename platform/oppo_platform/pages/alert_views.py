@@ -1,4 +1,4 @@
-"""The list of alerts, and a team's settings for them."""
+"""The list of alerts, and a team's alert settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = {"": "Open", "all": "All"}
 
 @require_GET
 def alerts(request: HttpRequest) -> HttpResponse:
-    """Alerts of the user's teams, or of the one that they look at: `show=all` with those that are over, `cursor` pages."""
+    """Alerts of the user's teams, or of the current one: `show=all` includes closed ones, `cursor` pages."""
     show, cursor = request.GET.get("show", ""), request.GET.get("cursor", "")
     if show not in SHOWN:
         raise Http404
@@ -61,7 +61,7 @@ def alerts(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
-    """A team's rules and webhooks, and what the reader is mailed; `?webhook=` asks for the last deliveries of one only."""
+    """A team's rules and webhooks, and the user's mails; `?webhook=` requests the last deliveries of one only."""
     team, webhook = team_of(request, team_id), request.GET.get("webhook", "")
     if not webhook:
         return _settings(request, team)
@@ -75,7 +75,7 @@ def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
 def _settings(
     request: HttpRequest, team: Team, rules: list[dict[str, Any]] | None = None, status: int = 200, **fresh: Any
 ) -> HttpResponse:
-    """The page; `rules` as they were posted, where they were refused."""
+    """The page; `rules` as posted, if they were refused."""
     manages = may(request.user, Action.MANAGE_ALERTS, team.pk)
     choice = MailChoice.objects.filter(user=request.user, team=team).first() or MailChoice(user=request.user, team=team)
     context = {
@@ -117,7 +117,7 @@ def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     team = team_of(request, team_id)
 
     def change() -> str:
-        demand(request.user, Action.MANAGE_ALERTS, team.pk)  # before what was sent is looked at
+        demand(request.user, Action.MANAGE_ALERTS, team.pk)  # before validation
         changed = set_rules(request.user, team, {condition: _posted(request, condition) for condition in Condition})
         return f"{changed} rule{'' if changed == 1 else 's'} changed." if changed else "No rule was changed."
 
@@ -128,7 +128,7 @@ def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
 
 
 def _given(request: HttpRequest, condition: Condition) -> tuple[bool, str, str]:
-    """Whether a rule was posted as on, its threshold and its window."""
+    """A posted rule: whether it is on, its threshold and its window."""
     on, threshold, window = (request.POST.get(f"{condition}-{name}", "") for name in ("on", "threshold", "window"))
     return bool(on), threshold, window
 
@@ -147,7 +147,7 @@ def _posted(request: HttpRequest, condition: Condition) -> Rule:
 
 @require_POST
 def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
-    """What the reader is mailed of this team."""
+    """Set the user's mails about this team."""
     team = team_of(request, team_id)
     whose, conditions = request.POST.get("whose", ""), request.POST.getlist("conditions")
 
@@ -161,7 +161,7 @@ def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
 @never_cache
 @require_POST
 def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Make a webhook, and show its secret once."""
+    """Create a webhook, and show its secret once."""
     team = team_of(request, team_id)
     url, conditions = request.POST.get("url", ""), request.POST.getlist("conditions")
     try:
@@ -174,7 +174,7 @@ def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
-    """Switch a webhook, or post other conditions to it."""
+    """Enable, disable or change a webhook."""
     team = team_of(request, team_id)
     on, conditions = bool(request.POST.get("on")), request.POST.getlist("conditions")
 
@@ -187,7 +187,7 @@ def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 
 @require_POST
 def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
-    """Post there no more."""
+    """Delete a webhook."""
     team = team_of(request, team_id)
     return _of_webhook(
         request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} was deleted.", team_id
@@ -196,7 +196,7 @@ def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 
 @require_POST
 def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
-    """Post a test message."""
+    """Send a test message."""
     team = team_of(request, team_id)
     return _of_webhook(
         request,

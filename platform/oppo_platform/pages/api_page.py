@@ -1,4 +1,4 @@
-"""The API for people: every call with its parameters, replies and an example, from the document that clients read."""
+"""The API reference page: every call with its parameters, responses and an example, from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {"runs": "Runs", "compare": "Comparing", "views": "Saved views", "stora
 
 @require_GET
 def api_page(request: HttpRequest) -> HttpResponse:
-    """All calls, by what they are about."""
+    """All calls by topic."""
     calls = [
         _call(path, method, operation) for path, methods in described()["paths"].items() for method, operation in methods.items()
     ]

@@ -17,7 +17,7 @@ from oppo_platform.pages.team_layout import render_team, team_of
 
 @require_GET
 def audit_log(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Who did what, newest first; `actor` and `action` filter, `before` is an older page."""
+    """The log, newest first; `actor` and `action` filter, `before` is an older page."""
     team = team_of(request, team_id)
     demand(request.user, Action.SEE_AUDIT_LOG, team.pk)
     return render_team(request, team, "team-audit", "team/audit.html", _page(request, team.pk))
@@ -25,7 +25,7 @@ def audit_log(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_GET
 def cluster_log(request: HttpRequest) -> HttpResponse:
-    """What was done to pools and nodes, for administrators."""
+    """Actions on pools and nodes, for administrators."""
     if not administers(request.user):
         raise PermissionDenied("Only cluster administrators can read this audit log.")
     return render(request, "cluster_audit.html", {"section": "queue", **_page(request, None)})

@@ -1,4 +1,4 @@
-"""The map of the cluster: pools, their nodes, and on each node blocks of devices that one run holds together."""
+"""The map of the cluster: pools, their nodes, and on each node blocks of devices of one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = {"unknown": "draining", "quarantined": "quarantined", "draining": "drain
 
 
 def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`nodes_overview` by pool: `{name, nodes, devices, in_use}`; each node gets `blocks` beside its devices."""
+    """`nodes_overview` by pool: `{name, nodes, devices, in_use}`; each node gets `blocks` in addition to its devices."""
     spread = Counter(holder for node in nodes for holder in {device["holder"] for device in node["devices"]})
     by_name = sorted(nodes, key=lambda node: (node["pool"] is None, node["pool"] or "", node["name"]))
     pools = []
@@ -24,7 +24,7 @@ def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _blocks(node: dict[str, Any], spread: Counter[int]) -> list[dict[str, Any]]:
-    """Neighbouring devices of one run together, with on how many nodes it is (`spread`, by holder); the others one by one."""
+    """Adjacent devices of one run as one block, with its number of nodes (`spread`, by holder); other devices one by one."""
     devices = node["devices"]
     wide = max(1, COLUMNS // max(1, len(devices)))
     blocks = []
@@ -46,7 +46,7 @@ def _blocks(node: dict[str, Any], spread: Counter[int]) -> list[dict[str, Any]]:
 
 
 def _look(node: dict[str, Any], device: dict[str, Any]) -> dict[str, str]:
-    """How a device without a run is drawn: `look`, the `word` on it, and `why`."""
+    """Appearance of a device without a run: `look`, its label `word`, and `why`."""
     if not node["live"]:
         return {"look": "draining", "word": "unreachable", "why": ""}
     if device["state"] == "quarantined":

@@ -1,4 +1,4 @@
-"""What every page can show."""
+"""Context of every page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oppo_platform.alerts.selectors import unread
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: the switcher, the bell (both queried only where a template asks), and whether mail is sent."""
+    """The team switcher, the bell (both queried only if a template uses them), and whether mail is enabled."""
     if not hasattr(request, "user") or not request.user.is_authenticated:
         return {"mail_is_sent": bool(settings.OPPO_SMTP_URL)}
     return {

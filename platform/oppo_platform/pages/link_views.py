@@ -1,6 +1,6 @@
-"""Invites and password links: made by an owner, opened by whoever has the link.
+"""Invites and password links: created by an owner, used by the person with the link.
 
-A link is shown once, in the answer to the POST that made it: only its digest is kept.
+A link is shown once, in the response to the POST that created it: only its digest is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKEND = "allauth.account.auth_backends.AuthenticationBackend"
 @never_cache
 @require_POST
 def create_invite(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Make an invite, and show its link once."""
+    """Create an invite, and show its link once."""
     team = team_of(request, team_id)
     role, note = request.POST.get("role", ""), request.POST.get("note", "").strip()
     try:
@@ -42,7 +42,7 @@ def create_invite(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def revoke_invite(request: HttpRequest, team_id: int, invite_id: int) -> HttpResponse:
-    """Void an invite."""
+    """Revoke an invite."""
     team = team_of(request, team_id)
     try:
         invites.revoke_invite(request.user, team, invite_id)
@@ -54,7 +54,7 @@ def revoke_invite(request: HttpRequest, team_id: int, invite_id: int) -> HttpRes
 @never_cache
 @require_POST
 def create_password_link(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
-    """Make a link with which a member sets a new password, and show it once."""
+    """Create a link with which a member sets a new password, and show it once."""
     team = team_of(request, team_id)
     user = _member(team, user_id)
     link = passwords.create_password_link(request.user, user)
@@ -69,7 +69,7 @@ def create_password_link(request: HttpRequest, team_id: int, user_id: int) -> Ht
 
 @require_POST
 def revoke_password_link(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
-    """Void a member's open password link."""
+    """Revoke a member's open password link."""
     user = _member(team_of(request, team_id), user_id)
     try:
         passwords.revoke_password_links(request.user, user)
@@ -87,7 +87,7 @@ def _member(team: Team, user_id: int) -> User:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def invite(request: HttpRequest, token: str) -> HttpResponse:
-    """Join a team: with one click when logged in, otherwise with a new account."""
+    """Join a team: with one click if logged in, otherwise with a new account."""
     found = invites.find_invite(token)
     if found is None:
         return render(request, "links/void.html", {"why": invites.VOID}, status=404)
@@ -112,7 +112,7 @@ def invite(request: HttpRequest, token: str) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def password_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Set a new password, and be logged in with it."""
+    """Set a new password, and log in."""
     found = passwords.find_password_link(token)
     if found is None:
         return render(request, "links/void.html", {"why": passwords.VOID}, status=404)

@@ -1,4 +1,4 @@
-"""What the pages show beside the summaries that other parts already give."""
+"""Additional template context of the pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _curves: dict[_Key, tuple[float | None, ...]] = {}
 
 
 def live_catalogue() -> list[CatalogueEntry]:
-    """Models and prompts that some connected worker can read, by id, each once."""
+    """Models and prompts that a connected worker can read, by id, each once."""
     items = CatalogueItem.objects.filter(node__in=live_nodes()).order_by("kind", "entry_id")
     entries = {
         (i.kind, i.entry_id): CatalogueEntry(
@@ -47,7 +47,7 @@ def live_catalogue() -> list[CatalogueEntry]:
 
 
 def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """The summaries, each with `curve`: its mean rewards, thinned out for a sparkline."""
+    """The summaries, each with `curve`: its mean rewards, downsampled for a sparkline."""
     lacking = [run for run in runs if run["step"] and _key(run) not in _curves]
     if lacking:
         parts = attempt_ranges_by_run(Run(pk=run["id"]) for run in lacking)
@@ -59,9 +59,9 @@ def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def _key(run: RunSummary) -> _Key:
-    """A list is drawn again every two seconds, but a curve changes only with its run's steps.
+    """Cache key: a list is rendered every two seconds, but a curve changes only with its run's steps.
 
-    A step that is trained again is told by another attempt, or in runs of older versions at another time.
+    A repeated step comes from another attempt, or in runs of older versions at another time.
     """
     return run["id"], run["attempt"], run["step"], run["elapsed_s"]
 
@@ -75,9 +75,10 @@ def teams_overview(user: User) -> list[dict[str, Any]]:
 
 
 def member_page(user: User, team: Team) -> dict[str, Any]:
-    """A team's members and projects, and what the user may change: `{projects, members, roles, may_create, may_manage, invites}`.
+    """A team's members and projects, and the user's permissions: `{projects, members, roles, may_create, may_manage, invites}`.
 
-    A member is `{user, role, may_reset, open_link}`: whether the user may hand them a password link, and whether one is open.
+    A member is `{user, role, may_reset, open_link}`: whether the user may create a password link for them, and whether
+    one is open.
     """
     role = role_in(user, team.pk)
     manages = permits(role, Action.MANAGE_MEMBERS)

@@ -1,4 +1,4 @@
-"""The pages of one run: a head that they share, and a tab each."""
+"""The pages of one run: a common header, and a tab each."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TABS = (
     ("run-checkpoints", "Checkpoints"),
     ("run-events", "Events"),
 )
-# What retention deletes of a run before the run itself (`storage.retention`).
+# Data that retention deletes before the run itself (`storage.retention`).
 OF_DETAIL = ("run-timeline", "run-samples", "run-logs")
-# What the timeline's colours mean; the keys are those of the design's tokens.
+# Legend of the timeline's colours; keys are the design's tokens.
 PHASES = (
     ("decode", "decode"),
     ("actor-forward", "actor forward"),
@@ -63,14 +63,14 @@ def training(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_GET
 def timeline(request: HttpRequest, run_id: int) -> HttpResponse:
-    """What every device did, and why it waited."""
+    """Spans of every device, and causes of idle time."""
     context = {"phases": PHASES, "causes": get_args(IdleCause)}
     return _page(request, _run(request, run_id), "run-timeline", "run/timeline.html", context)
 
 
 @require_GET
 def utilization(request: HttpRequest, run_id: int) -> HttpResponse:
-    """How busy each device is, and where its idle time goes."""
+    """Utilization of each device, and its idle time by cause."""
     return _page(request, _run(request, run_id), "run-utilization", "run/utilization.html")
 
 
@@ -82,13 +82,13 @@ def samples(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_GET
 def logs(request: HttpRequest, run_id: int) -> HttpResponse:
-    """What the engine and its supervisor wrote."""
+    """Output of the engine and its supervisor."""
     return _page(request, _run(request, run_id), "run-logs", "run/logs.html")
 
 
 @require_GET
 def config(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The spec as YAML; `?only=set` leaves out what is as by default."""
+    """The spec as YAML; `?only=set` leaves out defaults."""
     run, only_set = _run(request, run_id), request.GET.get("only") == "set"
     context = {"yaml": spec_yaml(run, only_set=only_set), "only_set": only_set}
     return _page(request, run, "run-config", "run/config.html", context)
@@ -96,13 +96,13 @@ def config(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_GET
 def events(request: HttpRequest, run_id: int) -> HttpResponse:
-    """What befell the run, on one list."""
+    """Events of the run in one list."""
     return _page(request, _run(request, run_id), "run-events", "run/events.html")
 
 
 @require_GET
 def checkpoints(request: HttpRequest, run_id: int) -> HttpResponse:
-    """What the run has saved, and which of it the next attempt resumes from."""
+    """Checkpoints, and the one from which the next attempt resumes."""
     run = _run(request, run_id)
     context = {
         "checkpoints": saved(run),
@@ -124,7 +124,7 @@ def _run(request: HttpRequest, run_id: int) -> Run:
 
 
 def _ranks(run: Run) -> int:
-    """Processes that train the run; 1 where the spec does not tell, submitted under rules that have become stricter since."""
+    """Processes that train the run; 1 for a spec from before stricter validation that has none."""
     try:
         return Resources.model_validate(run.spec.get("resources", {})).ranks
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The runs table as its template shows it: heads that sort, a cell a run and column, and how far that is from the baseline."""
+"""The runs table for its template: sortable headers, a cell per run and column, and differences from the baseline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 from oppo_platform.pages.templatetags.oppo_format import NONE, duration, figure, fixed, percent, signed
 from oppo_platform.runs.columns import COMPARED, Column, difference, value
 
-# A cell of one of these kinds is drawn by the template.
+# Kinds of cells that the template renders.
 DRAWN = frozenset({"state", "progress", "curve", "status", "moment"})
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One figure of a run. `delta`: by how much it exceeds the baseline's; `same`: a setting that is the baseline's own."""
+    """One value of a run. `delta`: difference from the baseline's; `same`: a setting equal to the baseline's."""
 
     key: str
     kind: str
@@ -28,7 +28,7 @@ class Cell:
 
 
 def heads(columns: Sequence[Column], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Heads of the table. One that sorts has the query that does so: first as people look first, then reversed."""
+    """Headers of the table. A sortable one has the query that sorts by it: in its usual direction first, then reversed."""
     return [{"key": "name", "title": "Name", "order": _order("name", kept), "query": _turned("name", "", kept)}] + [
         {
             "key": column.key,
@@ -55,7 +55,7 @@ def _turned(sort: str, first: str, kept: Mapping[str, Any]) -> str:
 def rows(
     columns: Sequence[Column], runs: Sequence[dict[str, Any]], specs: Mapping[int, dict[str, Any]], baselines: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The runs with `cells`, and `pinned` for those that are their project's baseline and so have no difference to it."""
+    """The runs with `cells`, and `pinned` for baselines, which have no difference."""
     by_project = {(run["team"], run["project"]): run for run in runs if run["id"] in baselines}
     return [
         {
@@ -109,5 +109,5 @@ def _delta(column: Column, more: float) -> str:
 
 
 def query(values: Mapping[str, Any]) -> str:
-    """A query of what is given and not empty; commas and slashes of columns stay readable."""
+    """A query string of the non-empty values; commas and slashes of columns stay readable."""
     return urlencode({name: value for name, value in values.items() if value not in (None, "")}, safe=",/")

@@ -1,4 +1,4 @@
-"""A team's secrets: their names for members, setting and deleting for owners. No value is ever shown."""
+"""A team's secrets: names for members, changes for owners. Values are never shown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from oppo_platform.pages.team_layout import render_team, team_of, told
 
 @require_GET
 def secrets(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Which secrets there are, who set them when, and which run got them last."""
+    """The secrets, who set them when, and the last run that got them."""
     team = team_of(request, team_id)
     demand(request.user, Action.NAME_SECRETS, team.pk)
     return _shown(request, team)
 
 
 def _shown(request: HttpRequest, team: Team, status: int = 200, name: str = "") -> HttpResponse:
-    """The page; `name` as it was posted, where the secret was refused. Its value is nobody's to show, so it is typed again."""
+    """The page; `name` as posted, if the secret was refused. Its value must be typed again."""
     manages = may(request.user, Action.MANAGE_SECRETS, team.pk)
     context = {"secrets": service.secrets_of(team), "may_manage": manages, "new_name": name}
     return render_team(request, team, "team-secrets", "team/secrets.html", context, status)
@@ -47,7 +47,7 @@ def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def delete_secret(request: HttpRequest, team_id: int, name: str) -> HttpResponse:
-    """Forget a secret."""
+    """Delete a secret."""
     team = team_of(request, team_id)
 
     def change() -> str:
