@@ -5,7 +5,6 @@ from __future__ import annotations
 from oppo_contract.safe_delete import file_url_path
 from oppo_platform.housekeeping import rounds
 from oppo_platform.runs.attempts import artifact_url
-from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry.metric_reader import attempt_ranges, read_points
 
 
@@ -69,6 +68,6 @@ def end(worker, attempt_id, outcome="succeeded"):
 
 
 def run_round():
-    """A round of everything that the housekeeper does: its own, and then its clearer's."""
+    """A round of everything that the housekeeper does: its own, and then the deletion thread's."""
     rounds.run_round()
-    make_room()
+    rounds.run_deletions()

@@ -17,7 +17,7 @@ from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
-from oppo_platform.storage.database_disk import refuse_without_room
+from oppo_platform.storage.database_disk import require_database_space
 from oppo_platform.usecases.check_spec import check_spec
 
 LONGEST_NAME, MOST_CHANGES = 120, 200
@@ -78,7 +78,7 @@ def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int 
     user = person(request)
     if not may_submit(user, run.project):
         raise PermissionDenied(f"Your role in {run.project.team.name} can view runs but not submit them.")
-    refuse_without_room()
+    require_database_space()
     spec = fork_spec(run.spec, run.pk, step)
     spec["name"] = body.name or spec["name"]
     born = submit_run(user, run.project, check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id))

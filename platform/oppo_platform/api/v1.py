@@ -51,8 +51,8 @@ from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import Checkpoint
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
-from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_room
-from oppo_platform.storage.trash import NotDeletable
+from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
+from oppo_platform.storage.trash import DeletionRefused
 from oppo_platform.usecases.check_spec import check_spec
 
 api = DescribedAPI(
@@ -77,7 +77,7 @@ for part in (
     tokens,
 ):
     api.add_router("", part.router)
-for refusal in (lifecycle.NotPossible, NotDeletable):
+for refusal in (lifecycle.NotPossible, DeletionRefused):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
 api.add_exception_handler(BadCursor, lambda request, error: problem(422, "`cursor` must be the `next` of a page of this list."))
 api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
@@ -185,7 +185,7 @@ def submit(request: HttpRequest, body: SpecBody) -> Any:
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
-    refuse_without_room()
+    require_database_space()
     run = submit_run(user, project, body.checked(project.team_id))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 

@@ -21,7 +21,7 @@ from oppo_platform.scheduling import quotas
 from oppo_platform.scheduling.nodes_overview import nodes_overview
 from oppo_platform.scheduling.usage import decayed_usage, weekly_usage
 from oppo_platform.storage.quotas import set_storage_quota as set_quota_of_storage
-from oppo_platform.storage.selectors import levels
+from oppo_platform.storage.selectors import all_quota_usage
 
 WEEKS = 12
 
@@ -41,7 +41,7 @@ def sharing(request: HttpRequest) -> HttpResponse:
         "shares": [{"team": team, "share": used.get(team.pk, 0.0) / everybody if everybody else 0.0} for team in teams],
         "usage": [{"team": team.name, "weeks": weekly_usage(team, now, WEEKS)} for team in teams],
         "nodes": nodes_overview(request.user),
-        "storage": [{"team": team, "level": level} for team, level in levels() if rules or team in teams],
+        "storage": [{"team": team, "level": level} for team, level in all_quota_usage() if rules or team in teams],
         "pool_names": list(Pool.objects.order_by("name").values_list("name", flat=True)),
     }
     return render(request, "sharing.html", context)

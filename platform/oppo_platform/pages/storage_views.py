@@ -19,10 +19,10 @@ from oppo_platform.pages.team_layout import render_team, team_of, told
 from oppo_platform.runs.access import manageable, may_manage, trashed_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import TeamStorage
-from oppo_platform.storage.quotas import level
+from oppo_platform.storage.quotas import quota_usage
 from oppo_platform.storage.retention import set_retention, starts_at
 from oppo_platform.storage.selectors import pending_folders, team_taken, upcoming
-from oppo_platform.storage.trash import NotDeletable, purge_now, restore_run, trash, trashed
+from oppo_platform.storage.trash import DeletionRefused, in_trash, purge_now, restore_run, trashed
 
 RunView = Callable[[HttpRequest, int], HttpResponse]
 
@@ -36,7 +36,7 @@ def storage(request: HttpRequest, team_id: int) -> HttpResponse:
 
 def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] | None, status: int = 200) -> HttpResponse:
     """The page; `rules` as they are, or as they were posted and refused."""
-    found = trash(request.user, team.pk)
+    found = [trashed(deletion) for deletion in in_trash(request.user, team.pk)]
     runs = Run.objects.filter(pk__in=[each["id"] for each in found]).select_related("project")
     context = {
         "used": team_taken(team),
@@ -44,7 +44,7 @@ def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] 
         "upcoming": upcoming(team.pk),
         "may_manage": may(request.user, Action.MANAGE_STORAGE, team.pk),
         "grace_h": f"{settings.OPPO_RETENTION_GRACE_S / 3600:g}",
-        "level": level(team.pk),
+        "level": quota_usage(team.pk),
         "trash": found,
         "may_restore": manageable(request.user, runs),
         "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",
@@ -86,7 +86,7 @@ def restore(request: HttpRequest, run_id: int) -> HttpResponse:
     run = _steered(request, run_id)
     try:
         restore_run(run.pk, f"user:{request.user.get_username()}")
-    except NotDeletable as refused:
+    except DeletionRefused as refused:
         messages.error(request, str(refused))
         return redirect("pages:team-storage", run.project.team_id)
     messages.success(request, f"{run.name} was restored.")
@@ -100,7 +100,7 @@ def purge(request: HttpRequest, run_id: int) -> HttpResponse:
     try:
         purge_now(run.pk, f"user:{request.user.get_username()}")
         messages.success(request, f"{run.name} is being deleted permanently.")
-    except NotDeletable as refused:
+    except DeletionRefused as refused:
         messages.error(request, str(refused))
     return redirect("pages:team-storage", run.project.team_id)
 

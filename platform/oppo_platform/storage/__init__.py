@@ -1,1 +1,1 @@
-"""The space that runs take: deletion with a trash, retention, quotas, and disks that run full (docs/storage.md)."""
+"""Disk usage of runs: deletion with a trash, retention, quotas, and low disks (docs/storage.md)."""

@@ -1,8 +1,8 @@
-"""Folders of artifacts that are to be deleted: asked for in a transaction, deleted by whoever can reach them.
+"""Deletion of artifact folders: requested in a transaction, carried out later on every machine with a copy.
 
-Where the artifacts' root is a folder of the platform's machine, the platform deletes. Where nodes have disks of their own, the
-agent of each node that held the run is told with its heartbeats, deletes, and says so (`oppo_contract.wire`). A folder that is
-not there counts as deleted, so asking more often than needed is harmless.
+The platform deletes folders below an artifact root on its own machine. For nodes with disks of their own, the agent of each node
+that held the run receives deletion orders with its heartbeats, and reports results (`oppo_contract.wire`). A missing folder
+counts as deleted, so repeated requests are harmless.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Attempt, Checkpoint, Launch, Run
 from oppo_platform.storage.models import FolderDeletion
 
-AGAIN_S = 300.0
-MOST_AT_ONCE = 20
+RETRY_S = 300.0
+BATCH = 20
 
 log = structlog.get_logger(__name__)
 
 
-def ask_for_run(run: Run) -> None:
-    """Everything that the run has written. Inside the transaction that deletes it."""
-    known = sum(Checkpoint.objects.filter(run=run).values_list("bytes", flat=True))
-    ask(run, artifact_url(run.pk), known)
+def request_run_deletion(run: Run) -> None:
+    """Request deletion of all artifacts of a run, inside the transaction that deletes the run."""
+    size = sum(Checkpoint.objects.filter(run=run).values_list("bytes", flat=True))
+    request_deletion(run, artifact_url(run.pk), size)
 
 
-def ask(run: Run, url: str, size: int) -> None:
-    """Have one folder of a run (project joined) deleted, `size` bytes as far as is known. Inside a transaction."""
-    here = [None] if reachable() else []
+def request_deletion(run: Run, url: str, size: int) -> None:
+    """Request deletion of one folder of a run (project joined), of about `size` bytes, inside a transaction."""
+    here = [None] if _is_local_root() else []
     elsewhere = [] if settings.OPPO_ARTIFACTS_SHARED and here else _nodes_of(run)
-    asked = {"team_id": run.project.team_id, "run_number": run.pk, "url": url, "bytes": size, "asked_at": clock.now()}
+    values = {"team_id": run.project.team_id, "run_number": run.pk, "url": url, "bytes": size, "asked_at": clock.now()}
     FolderDeletion.objects.bulk_create(
-        [FolderDeletion(node_id=node_id, **asked) for node_id in [*here, *elsewhere]], ignore_conflicts=True
+        [FolderDeletion(node_id=node_id, **values) for node_id in [*here, *elsewhere]], ignore_conflicts=True
     )
 
 
-def reachable() -> bool:
-    """Whether the artifacts' root is a folder of this machine."""
+def _is_local_root() -> bool:
+    """Whether the artifact root is a folder of this machine."""
     try:
         return file_url_path(settings.OPPO_ARTIFACT_ROOT).is_dir()
     except OutsideRootError:
@@ -58,38 +58,40 @@ def _nodes_of(run: Run) -> list[int]:
     return list(Node.objects.filter(Q(pk__in=heads) | Q(pk__in=others)).order_by("pk").values_list("pk", flat=True))
 
 
-def delete_here() -> int:
-    """Delete what the platform itself can reach. Returns how many folders are done. Outside transactions: it takes time."""
-    if not reachable():
+def delete_local_folders() -> int:
+    """Delete due folders on this machine. Returns the number of deleted ones. Slow: call outside transactions."""
+    if not _is_local_root():
         return 0
     done = 0
-    for row in list(_due(FolderDeletion.objects.filter(node=None))[:MOST_AT_ONCE]):
+    for row in list(_due(FolderDeletion.objects.filter(node=None))[:BATCH]):
         try:
             delete_run_folder(settings.OPPO_ARTIFACT_ROOT, row.run_number, row.url)
         except (OutsideRootError, OSError) as error:
             log.warning("folder_not_deleted", run=row.run_number, url=row.url, error=str(error))
-            again = clock.now() + timedelta(seconds=AGAIN_S)
-            FolderDeletion.objects.filter(pk=row.pk).update(error=str(error)[:500], not_before=again)
+            _record(FolderDeletion.objects.filter(pk=row.pk), str(error))
         else:
             done += FolderDeletion.objects.filter(pk=row.pk).delete()[0]
     return done
 
 
-def orders_for(node: Node) -> list[wire.DeletionOrder]:
-    """What the node's agent should delete now."""
-    rows = _due(FolderDeletion.objects.filter(node=node))[:MOST_AT_ONCE]
+def deletion_orders(node: Node) -> list[wire.DeletionOrder]:
+    """Due deletions for the node's agent."""
+    rows = _due(FolderDeletion.objects.filter(node=node))[:BATCH]
     return [wire.DeletionOrder(id=row.pk, run_id=row.run_number, url=row.url) for row in rows]
 
 
-def confirm(node: Node, told: Iterable[wire.DeletionResult]) -> None:
-    """Note what the node's agent has deleted, and what it could not. Inside the heartbeat's transaction."""
-    again = clock.now() + timedelta(seconds=AGAIN_S)
-    for each in told:
-        mine = FolderDeletion.objects.filter(pk=each.id, node=node)
-        if each.error:
-            mine.update(error=each.error[:500], not_before=again)
-        else:
-            mine.delete()
+def record_results(node: Node, results: Iterable[wire.DeletionResult]) -> None:
+    """Record the deletions and failures of the node's agent, inside the heartbeat's transaction."""
+    for result in results:
+        _record(FolderDeletion.objects.filter(pk=result.id, node=node), result.error)
+
+
+def _record(row: QuerySet[FolderDeletion], error: str) -> None:
+    """Drop a completed deletion, or schedule the retry of a failed one."""
+    if error:
+        row.update(error=error[:500], not_before=clock.now() + timedelta(seconds=RETRY_S))
+    else:
+        row.delete()
 
 
 def _due(rows: QuerySet[FolderDeletion]) -> QuerySet[FolderDeletion]:

@@ -1,7 +1,7 @@
-"""Deleting what a run has told, some rows at a time, each time in a transaction of its own.
+"""Deletes a run's telemetry rows in batches, each in a transaction of its own.
 
-The run's row is not locked meanwhile, because ingest takes it after a producer's, which may be deleted here. Two who delete do
-not meet, by a lock for each run; neither do they and a sealer, or who measures what the run takes.
+Per-run advisory locks exclude concurrent deletion, compaction and usage measurement. The run's row is not locked, because ingest
+locks it after a producer's row, which may be deleted here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oppo_platform.telemetry.compaction import lock_compaction
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
 
 LOCK_SPACE = 0xDE1E
-MOST_ROWS = 2000  # a transaction
+BATCH_ROWS = 2000
 
 Rows = Callable[[int], QuerySet[models.Model]]
 DETAIL: tuple[Rows, ...] = (
@@ -26,7 +26,7 @@ DETAIL: tuple[Rows, ...] = (
     lambda run_id: SampleRow.objects.filter(attempt__in=_attempts(run_id)),
     lambda run_id: LogLine.objects.filter(attempt__in=_attempts(run_id)),
 )
-# In this order: what refers to others goes first.
+# Ordered by foreign keys: referring rows first.
 EVERYTHING: tuple[Rows, ...] = (
     lambda run_id: HotPoints.objects.filter(series__in=_series(run_id)),
     lambda run_id: Block.objects.filter(series__in=_series(run_id)),
@@ -44,27 +44,27 @@ EVERYTHING: tuple[Rows, ...] = (
 
 @transaction.atomic
 def delete_batch(run_id: int, tables: Sequence[Rows]) -> int | None:
-    """Delete some of a run's rows. Returns how many, 0 when none is left; None when somebody else is at this run."""
+    """Delete some of a run's rows. Returns their number, 0 when none is left; None if another process holds the run's lock."""
     if not _lock("pg_try_advisory_xact_lock", run_id):
         return None
     for attempt_id in _attempts(run_id).values_list("pk", flat=True):
         lock_compaction(attempt_id)
     for rows in tables:
-        some = rows(run_id)
-        ids = list(some.order_by("pk").values_list("pk", flat=True)[:MOST_ROWS])
+        query = rows(run_id)
+        ids = list(query.order_by("pk").values_list("pk", flat=True)[:BATCH_ROWS])
         if ids:
-            return some.model._default_manager.filter(pk__in=ids).delete()[0]
+            return query.model._default_manager.filter(pk__in=ids).delete()[0]
     return 0
 
 
-def hold_off_deletion(run_id: int) -> bool:
-    """Until the transaction ends nothing of the run is deleted here. False: somebody is at it right now."""
+def lock_out_deletion(run_id: int) -> bool:
+    """Exclude batch deletion of the run until the transaction ends. False: a batch is being deleted."""
     return _lock("pg_try_advisory_xact_lock_shared", run_id)
 
 
-def _lock(how: str, run_id: int) -> bool:
+def _lock(function: str, run_id: int) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {how}(%s, %s)", [LOCK_SPACE, run_id % 2**31])
+        cursor.execute(f"SELECT {function}(%s, %s)", [LOCK_SPACE, run_id % 2**31])
         return bool(cursor.fetchone()[0])
 
 

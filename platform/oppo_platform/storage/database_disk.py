@@ -1,6 +1,6 @@
-"""Room for the database: looked at by the housekeeper, and a reason to take no new run while there is too little.
+"""Free disk of the database: checked by the housekeeper; submission is refused while it is low.
 
-What runs goes on and is stored to the last byte: only beginning something new is refused. It ends by itself when there is room.
+Current runs continue and are stored completely. Submission works again as soon as there is space.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.disks import is_low
 from oppo_platform.storage.models import DatabaseDisk
 
-LOOK_EVERY_S, BELIEVED_S = 10.0, 300.0
-# Of a server on this machine whose settings we may read: where its data lies.
+CHECK_EVERY_S, MAX_AGE_S = 10.0, 300.0
+# The data directory of a local server, if the role may read its settings.
 DATA_FOLDER = """
     SELECT current_setting('data_directory', true)
      WHERE pg_has_role(current_user, 'pg_read_all_settings', 'USAGE')
@@ -30,15 +30,15 @@ log = structlog.get_logger(__name__)
 
 
 class DatabaseFull(Exception):
-    """There is too little room for the database to begin another run; the message says so to whoever submits."""
+    """The database's disk is too low for a new run; the message is for the user who submits."""
 
 
-def look_at_database() -> None:
-    """Note how much room is left, at most every ten seconds. Nothing is noted where nobody can tell."""
+def check_database_disk() -> None:
+    """Record the free space, at most every ten seconds."""
     now = clock.now()
     with transaction.atomic():
         row = DatabaseDisk.objects.select_for_update().filter(pk=1).first()
-        if row is not None and now - row.looked_at < timedelta(seconds=LOOK_EVERY_S):
+        if row is not None and now - row.looked_at < timedelta(seconds=CHECK_EVERY_S):
             return
         free = free_bytes()
         low = free is not None and is_low(free, was=row is not None and row.low)
@@ -48,16 +48,16 @@ def look_at_database() -> None:
 
 
 def free_bytes() -> int | None:
-    """Room for the database: on its disk, or up to the size that it may have; None when neither is known."""
-    found = []
+    """Free space on the database's disk, or up to its configured maximum size; None if neither is known."""
+    limits = []
     folder = settings.OPPO_DATABASE_FOLDER or _data_folder()
     if folder and os.path.isdir(folder):
-        found.append(shutil.disk_usage(folder).free)
+        limits.append(shutil.disk_usage(folder).free)
     if settings.OPPO_DATABASE_MOST_BYTES:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_database_size(current_database())")
-            found.append(max(0, int(settings.OPPO_DATABASE_MOST_BYTES) - int(cursor.fetchone()[0])))
-    return min(found, default=None)
+            limits.append(max(0, int(settings.OPPO_DATABASE_MOST_BYTES) - int(cursor.fetchone()[0])))
+    return min(limits, default=None)
 
 
 def _data_folder() -> str:
@@ -68,8 +68,8 @@ def _data_folder() -> str:
 
 
 def low_database() -> str:
-    """Why no new run is taken, a sentence; empty while there is room. Not believed when nobody has looked for long."""
-    row = DatabaseDisk.objects.filter(pk=1, low=True, looked_at__gte=clock.now() - timedelta(seconds=BELIEVED_S)).first()
+    """The reason why new runs are refused, a sentence; empty while there is space, or if the last check is old."""
+    row = DatabaseDisk.objects.filter(pk=1, low=True, looked_at__gte=clock.now() - timedelta(seconds=MAX_AGE_S)).first()
     if row is None:
         return ""
     left = size(row.free_bytes or 0)
@@ -77,8 +77,7 @@ def low_database() -> str:
     return f"The platform's database has {left} of disk left: {why}"
 
 
-def refuse_without_room() -> None:
-    """Raise `DatabaseFull` while there is too little room to begin another run."""
-    said = low_database()
-    if said:
-        raise DatabaseFull(said)
+def require_database_space() -> None:
+    """Raise `DatabaseFull` while the database's disk is too low for a new run."""
+    if reason := low_database():
+        raise DatabaseFull(reason)

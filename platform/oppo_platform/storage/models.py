@@ -1,4 +1,4 @@
-"""What runs take, what teams may take and keep, runs on their way out, and folders that are to be deleted where they lie."""
+"""Tables of disk usage, quotas and retention rules, deleted runs, and pending deletions of artifact folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PARTS = ("series", "timeline", "samples", "logs", "checkpoints")
 
 
 class RunStorage(models.Model):
-    """What a run takes, in bytes, as the housekeeper last measured it (`storage.usage`)."""
+    """Disk usage of a run in bytes, from the housekeeper's last measurement (`storage.usage`)."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="storage")
     series = models.PositiveBigIntegerField(default=0)
@@ -33,7 +33,7 @@ class RunStorage(models.Model):
 
 
 class TeamStorage(models.Model):
-    """What a team's runs take together, what they may, and how long what they told is kept. Without a row: all, for ever."""
+    """A team's disk usage, quota and retention rules. Without a row: no limits."""
 
     team = models.OneToOneField("accounts.Team", primary_key=True, on_delete=models.CASCADE, related_name="storage")
     used_bytes = models.PositiveBigIntegerField(default=0)
@@ -47,7 +47,7 @@ class TeamStorage(models.Model):
 
 
 class DatabaseDisk(models.Model):
-    """One row: how much room the database has, as the housekeeper saw it last."""
+    """One row: the database's free space at the housekeeper's last check."""
 
     free_bytes = models.PositiveBigIntegerField(null=True, help_text="None: nobody can tell.")
     low = models.BooleanField(default=False)
@@ -55,9 +55,9 @@ class DatabaseDisk(models.Model):
 
 
 class Deletion(models.Model):
-    """A run that was deleted: in the trash until `due_at`, then taken away bit by bit, then a line that says it was there.
+    """A deleted run: in the trash until `due_at`, then purged in batches, then a tombstone.
 
-    `Run.deleted_at` is set from the beginning and hides it; `Run.purged_at` when nothing of it can be brought back any more.
+    `Run.deleted_at` is set at once and hides the run; `Run.purged_at` when it can no longer be restored.
     """
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="deletion")
@@ -72,9 +72,9 @@ class Deletion(models.Model):
 
 
 class FolderDeletion(models.Model):
-    """A folder of artifacts that is to be deleted by the platform, or by the agent of a node. The row goes when the folder has.
+    """A pending deletion of an artifact folder, by the platform or a node's agent. The row is deleted with the folder.
 
-    It names its run by number only, because it may outlive it: a node may be away for long.
+    It has the run's number instead of a foreign key, because it may outlive the run while a node is away.
     """
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="+")

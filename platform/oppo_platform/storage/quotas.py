@@ -1,6 +1,6 @@
-"""How much disk a team may take: set by administrators of the cluster, warned of at 80 %, enforced at submit from 100 % on.
+"""Storage quotas of teams: set by administrators, a warning at 80 %, submission refused above 100 %.
 
-What runs goes on, and what waits starts: a quota is no reason to lose work. The figures are the housekeeper's (`measuring`).
+Running and queued runs are not affected. Usage is measured by the housekeeper (`storage.usage`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """How far a team's storage is used, bytes."""
+class QuotaUsage:
+    """A team's disk usage and quota, bytes."""
 
     used: int
     quota: int | None
 
     @property
     def share(self) -> float:
-        """Of the quota; 0 without one."""
+        """Used share of the quota; 0 without one."""
         return 0.0 if self.quota is None else self.used / self.quota if self.quota else float(self.used > 0)
 
     @property
     def nearly(self) -> bool:
-        """Whether it is time to make room."""
+        """Whether to warn the team's owners."""
         return self.quota is not None and self.used >= NEARLY * self.quota
 
     @property
@@ -45,20 +45,21 @@ class Level:
         return self.quota is not None and self.used > self.quota
 
 
-def level(team_id: int) -> Level:
-    """The team's, as of the last round of housekeeping."""
-    return levels_of([team_id])[team_id]
+def quota_usage(team_id: int) -> QuotaUsage:
+    """Usage as of the last round of housekeeping."""
+    return quota_usage_by_team([team_id])[team_id]
 
 
-def levels_of(team_ids: Collection[int]) -> dict[int, Level]:
-    """The same of several teams, with one query."""
+def quota_usage_by_team(team_ids: Collection[int]) -> dict[int, QuotaUsage]:
+    """The same for several teams, with one query."""
     rows = TeamStorage.objects.filter(team__in=team_ids)
-    return dict.fromkeys(team_ids, Level(0, None)) | {row.team_id: Level(row.used_bytes, row.quota_bytes) for row in rows}
+    usage = {row.team_id: QuotaUsage(row.used_bytes, row.quota_bytes) for row in rows}
+    return dict.fromkeys(team_ids, QuotaUsage(0, None)) | usage
 
 
 @transaction.atomic
 def set_storage_quota(team_id: int, quota_bytes: int | None, actor: User | str = audit.SHELL) -> TeamStorage:
-    """How many bytes the team's runs may take together; None: no limit. Raises `QuotaError` for what is negative or absurd."""
+    """Set the quota of all runs of a team; None: no limit. Raises `QuotaError` for a value out of range."""
     if quota_bytes is not None and not 0 <= quota_bytes <= MOST_BYTES:
         raise QuotaError(f"A storage quota must be 0 to {MOST_BYTES / 2**30:,.0f} GiB.")
     row, _ = TeamStorage.objects.update_or_create(team_id=team_id, defaults={"quota_bytes": quota_bytes})
@@ -67,8 +68,8 @@ def set_storage_quota(team_id: int, quota_bytes: int | None, actor: User | str =
 
 
 def storage_problems(team_id: int) -> list[SpecProblem]:
-    """Why the team submits no further run: its storage is full. Says what takes the most, and what to do."""
-    now = level(team_id)
+    """The error for a submission while the team's storage is full, with its largest runs; empty otherwise."""
+    now = quota_usage(team_id)
     if not now.full:
         return []
     largest = RunStorage.objects.filter(run__project__team=team_id, bytes__gt=0).select_related("run").order_by("-bytes", "run")

@@ -1,4 +1,4 @@
-"""What pages and the API show of storage."""
+"""Queries of disk usage for pages and the API."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from oppo_platform.clock import iso
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.database_disk import low_database
 from oppo_platform.storage.models import PARTS, FolderDeletion, RunStorage, TeamStorage
-from oppo_platform.storage.quotas import NEARLY, Level, levels_of
-from oppo_platform.storage.retention import crowded, retained, starts_at
+from oppo_platform.storage.quotas import NEARLY, QuotaUsage, quota_usage_by_team
+from oppo_platform.storage.retention import starts_at, unprotected_runs, with_surplus_checkpoints
 
 SHOWN = 20
 SOON = 8
 
 
 class Taken(TypedDict):
-    """What a run takes, bytes; `measured_at` None: it has not been measured yet. Times are ISO 8601 in UTC."""
+    """Disk usage of a run, bytes; `measured_at` None: not yet measured. Times are ISO 8601 in UTC."""
 
     bytes: int
     parts: dict[str, int]
@@ -36,7 +36,7 @@ class Taken(TypedDict):
 
 
 class LargeRun(TypedDict):
-    """A run on the list of those that take the most."""
+    """A run in the list of the largest ones."""
 
     id: int
     name: str
@@ -49,7 +49,7 @@ class LargeRun(TypedDict):
 
 
 class PendingFolder(TypedDict):
-    """A folder of a deleted run that still lies on a disk; `node` None: on the platform's."""
+    """A folder of a deleted run that is still on a disk; `node` None: on the platform's."""
 
     run: int
     node: str | None
@@ -58,7 +58,7 @@ class PendingFolder(TypedDict):
 
 
 class TeamTaken(TypedDict):
-    """What a team's runs take, and what they may; bytes, `quota_bytes` None: no limit."""
+    """Disk usage and quota of a team, bytes; `quota_bytes` None: no limit."""
 
     team: str
     team_id: int
@@ -69,7 +69,7 @@ class TeamTaken(TypedDict):
 
 
 def taken_by(run: Run) -> Taken:
-    """What a run takes, as of the last measurement."""
+    """Disk usage of a run, as of the last measurement."""
     row = RunStorage.objects.filter(run=run).first()
     if row is None:
         return Taken(bytes=0, parts=dict.fromkeys(PARTS, 0), measured_at=None, detail_deleted_at=None)
@@ -83,14 +83,14 @@ def taken_by(run: Run) -> Taken:
 
 
 def team_taken(team: Team, shown: int = SHOWN) -> TeamTaken:
-    """One team, with the runs that take the most."""
+    """Disk usage of one team, with its largest runs."""
     return teams_taken([team], shown)[0]
 
 
 def teams_taken(teams: Sequence[Team], shown: int = SHOWN) -> list[TeamTaken]:
-    """The same of each team, in their order, with as many queries as for one."""
+    """The same for each team, in the given order, with as many queries as for one."""
     ids = [team.pk for team in teams]
-    now, large, folders = levels_of(ids), _largest(ids, shown), _pending(ids)
+    now, large, folders = quota_usage_by_team(ids), _largest(ids, shown), _pending(ids)
     return [
         TeamTaken(
             team=team.name,
@@ -105,18 +105,18 @@ def teams_taken(teams: Sequence[Team], shown: int = SHOWN) -> list[TeamTaken]:
 
 
 def _largest(team_ids: Sequence[int], shown: int) -> dict[int, list[RunStorage]]:
-    """Team id → what takes the most, the largest first."""
+    """Team id → its largest runs, the largest first."""
     order = ("-bytes", "run")
     rows = RunStorage.objects.filter(run__project__team__in=team_ids, bytes__gt=0)
     rows = rows.alias(place=_place("run__project__team", order)).filter(place__lte=shown)
-    found: defaultdict[int, list[RunStorage]] = defaultdict(list)
+    largest: defaultdict[int, list[RunStorage]] = defaultdict(list)
     for row in rows.select_related("run__project").defer("run__spec").order_by(*order):
-        found[row.run.project.team_id].append(row)
-    return found
+        largest[row.run.project.team_id].append(row)
+    return largest
 
 
 def _place(group: str, order: Sequence[str]) -> Window:
-    """A row's number, from 1, among those of its group."""
+    """A row's number within its group, from 1."""
     return Window(RowNumber(), partition_by=F(group), order_by=order)
 
 
@@ -138,7 +138,7 @@ def _pending_folder(row: FolderDeletion) -> PendingFolder:
 
 
 class Upcoming(TypedDict):
-    """What is deleted next, and when."""
+    """A deletion planned by retention."""
 
     id: int
     name: str
@@ -147,51 +147,51 @@ class Upcoming(TypedDict):
 
 
 def upcoming(team_id: int) -> list[Upcoming]:
-    """What the team's retention deletes next, the soonest first."""
+    """The next deletions by the team's retention rules, the soonest first."""
     row = TeamStorage.objects.filter(team=team_id).first()
     begins = starts_at(row) if row else None
     if row is None or begins is None:
         return []
-    ends = retained(team_id).order_by("ended_at", "pk")
+    ends = unprotected_runs(team_id).order_by("ended_at", "pk")
     detailed = ends.filter(storage__detail_deleted_at__isnull=True)
-    found: list[Upcoming] = []
+    planned: list[Upcoming] = []
     for days, runs, what in ((row.run_days, ends, "the whole run"), (row.detail_days, detailed, "timeline, samples and logs")):
         if days is not None:
-            found += [
+            planned += [
                 _upcoming(run, what, max(begins, run.ended_at + timedelta(days=days))) for run in runs[:SOON] if run.ended_at
             ]
-    for run in crowded(row)[:SOON]:
-        surplus = run.kept - (row.keep_checkpoints or 0)  # type: ignore[attr-defined]  # by `crowded`
-        found.append(_upcoming(run, f"{surplus} checkpoint{'s' if surplus > 1 else ''}", max(begins, clock.now())))
-    return sorted(found, key=lambda each: each["at"])[:SOON]
+    for run in with_surplus_checkpoints(row)[:SOON]:
+        surplus = run.kept - (row.keep_checkpoints or 0)  # type: ignore[attr-defined]  # an annotation
+        planned.append(_upcoming(run, f"{surplus} checkpoint{'s' if surplus > 1 else ''}", max(begins, clock.now())))
+    return sorted(planned, key=lambda deletion: deletion["at"])[:SOON]
 
 
 def _upcoming(run: Run, what: str, at: datetime) -> Upcoming:
     return Upcoming(id=run.pk, name=run.name, what=what, at=at)
 
 
-def levels() -> list[tuple[Team, Level]]:
-    """Every team by name with how far its storage is used, for administrators."""
+def all_quota_usage() -> list[tuple[Team, QuotaUsage]]:
+    """Disk usage and quota of every team, by name, for administrators."""
     teams = list(Team.objects.order_by("name"))
-    known = levels_of([team.pk for team in teams])
-    return [(team, known[team.pk]) for team in teams]
+    usage = quota_usage_by_team([team.pk for team in teams])
+    return [(team, usage[team.pk]) for team in teams]
 
 
 def pending_folders(team_id: int) -> list[FolderDeletion]:
-    """Folders of the team that wait for somebody to delete them, the longest wait first."""
+    """Pending folder deletions of the team, the oldest first."""
     return _pending([team_id])[team_id]
 
 
 def _pending(team_ids: Sequence[int]) -> dict[int, list[FolderDeletion]]:
     rows = FolderDeletion.objects.filter(team__in=team_ids).alias(place=_place("team", ["id"])).filter(place__lte=SHOWN)
-    found: defaultdict[int, list[FolderDeletion]] = defaultdict(list)
+    pending: defaultdict[int, list[FolderDeletion]] = defaultdict(list)
     for row in rows.select_related("node").order_by("id"):
-        found[row.team_id].append(row)
-    return found
+        pending[row.team_id].append(row)
+    return pending
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page, queried where a template asks: teams that the person owns that are nearly full; a full database."""
+    """Template context of every page, queried lazily: the user's own teams near their quota, and a low database disk."""
     if not hasattr(request, "user") or not request.user.is_authenticated:
         return {}
     return {"nearly_full": lambda: list(_nearly_full(request.user)), "low_database": low_database}

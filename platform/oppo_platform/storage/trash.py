@@ -1,8 +1,8 @@
-"""The trash: a run that has ended is deleted, can be restored for some days, and is then gone for good (`storage.purging`).
+"""The trash: deleted runs can be restored for some days and are then deleted permanently (`storage.purging`).
 
-Guarantees. Each function is one transaction under the run's lock, and leaves an entry in the audit log. Whoever begins to use one
-of the run's checkpoints takes the same lock: of a deletion and a fork at the same time, the later one is refused. A run is
-restored whole, or refused because its purge has begun.
+Guarantees. Each function is one transaction under the run's lock and writes an audit log entry. Forks and resumes from the run's
+checkpoints take the same lock: of a concurrent deletion and fork, the later one is refused. A run is restored completely, or
+refused because its purge has started.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from oppo_platform.runs.resume_sources import runs_starting_from
 from oppo_platform.storage.models import Deletion
 
 NAMED = 5
-RETENTION = "retention"  # the actor of what nobody asked for
-KEEP_TAG = "keep"  # retention leaves runs with this tag alone
+RETENTION = "retention"  # the actor of automatic deletions
+KEEP_TAG = "keep"  # exempts a run from retention
 
 
-class NotDeletable(Exception):
-    """The run cannot be deleted, or not be restored, now; the message says why and what to do."""
+class DeletionRefused(Exception):
+    """The run cannot be deleted or restored now; the message has the reason and a remedy."""
 
 
 class Trashed(TypedDict):
-    """A run in the trash. Times are ISO 8601 in UTC; `by` is who deleted it."""
+    """A run in the trash. Times are ISO 8601 in UTC; `by` is the user who deleted it."""
 
     id: int
     name: str
@@ -50,28 +50,27 @@ class Trashed(TypedDict):
 
 @transaction.atomic
 def delete_run(run_id: int, actor: str) -> Deletion:
-    """Put an ended run into the trash; one that is there stays as it is.
+    """Move an ended run to the trash; no effect if it is already there.
 
     Args:
-        run_id: which.
         actor: `user:ada`, or `retention`.
 
     Raises:
-        NotDeletable: it has not ended, is its project's baseline, or others begin with its checkpoints.
-        Run.DoesNotExist: it is gone.
+        DeletionRefused: it has not ended, is its project's baseline, or others begin with its checkpoints.
+        Run.DoesNotExist: it is deleted permanently.
     """
     run = _locked(run_id)
     if run.deleted_at is not None:
         return run.deletion
     if run.state not in ENDED:
-        raise NotDeletable(f"{run.name} is {run.state}. Only ended runs can be deleted: cancel it first.")
-    if Project.objects.filter(pk=run.project_id, pinned=run).exists():  # whoever pins holds the run's row too
-        raise NotDeletable(f"{run.name} is the pinned baseline of {run.project.name}. Unpin it or pin another run first.")
+        raise DeletionRefused(f"{run.name} is {run.state}. Only ended runs can be deleted: cancel it first.")
+    if Project.objects.filter(pk=run.project_id, pinned=run).exists():  # pinning locks the run, too
+        raise DeletionRefused(f"{run.name} is the pinned baseline of {run.project.name}. Unpin it or pin another run first.")
     users = dependents(run)
     if users:
         names = ", ".join(f"{user.name} (run {user.pk})" for user in users[:NAMED]) + (" …" if len(users) > NAMED else "")
         begin = "starts" if len(users) == 1 else "start"
-        raise NotDeletable(f"{names} {begin} from a checkpoint of {run.name}. Delete it after they have ended.")
+        raise DeletionRefused(f"{names} {begin} from a checkpoint of {run.name}. Delete it after they have ended.")
     now = clock.now()
     due_at = now + timedelta(days=settings.OPPO_TRASH_DAYS)
     deletion = Deletion.objects.create(run=run, at=now, actor=actor, due_at=due_at)
@@ -82,17 +81,17 @@ def delete_run(run_id: int, actor: str) -> Deletion:
 
 @transaction.atomic
 def restore_run(run_id: int, actor: str) -> Run:
-    """Take a run out of the trash; one that is not there stays as it is. What retention had put there is tagged `keep`.
+    """Restore a run from the trash; no effect if it is not there. A run deleted by retention is tagged `keep`.
 
     Raises:
-        NotDeletable: it is being deleted for good.
+        DeletionRefused: its permanent deletion has started.
     """
     run = _locked(run_id)
     if run.deleted_at is None:
         return run
     if run.purged_at is not None:
-        raise NotDeletable(f"{run.name} has been permanently deleted.")
-    if run.deletion.actor == RETENTION and KEEP_TAG not in run.tags:  # otherwise it would be back in the trash in a minute
+        raise DeletionRefused(f"{run.name} has been permanently deleted.")
+    if run.deletion.actor == RETENTION and KEEP_TAG not in run.tags:  # otherwise retention would delete it again
         Run.objects.filter(pk=run.pk).update(tags=[*run.tags, KEEP_TAG])
     Deletion.objects.filter(run=run).delete()
     _hide(run, None, "restored", "Restored from trash.", actor)
@@ -102,31 +101,26 @@ def restore_run(run_id: int, actor: str) -> Run:
 
 @transaction.atomic
 def purge_now(run_id: int, actor: str) -> None:
-    """Let a run in the trash be deleted for good with the next round of housekeeping. Raises NotDeletable: it is not there."""
+    """Delete a run in the trash permanently in the next round of housekeeping. Raises DeletionRefused: it is not in the trash."""
     run = _locked(run_id)
     if run.deleted_at is None:
-        raise NotDeletable(f"{run.name} is not in the trash; delete it first.")
+        raise DeletionRefused(f"{run.name} is not in the trash; delete it first.")
     now = clock.now()
     if Deletion.objects.filter(run=run, due_at__gt=now).update(due_at=now):
         audit.record(run.project.team_id, actor, "run.purge", f"run {run.pk} {run.name}")
 
 
-def trash(user: User, team_id: int | None = None) -> list[Trashed]:
-    """`in_trash`, told."""
-    return [trashed(each) for each in in_trash(user, team_id)]
-
-
 def in_trash(user: User, team_id: int | None = None) -> list[Deletion]:
-    """What the user's teams, or one of them, have in the trash, the newest first."""
+    """Runs in the trash of the user's teams, or of one of them, the newest first."""
     teams = memberships(user).values("team_id")
-    found = Deletion.objects.filter(run__project__team_id__in=teams, run__purged_at__isnull=True)
+    rows = Deletion.objects.filter(run__project__team_id__in=teams, run__purged_at__isnull=True)
     if team_id is not None:
-        found = found.filter(run__project__team_id=team_id)
-    return list(found.select_related("run__project__team").defer("run__spec", "run__latest").order_by("-at", "-run_id"))
+        rows = rows.filter(run__project__team_id=team_id)
+    return list(rows.select_related("run__project__team").defer("run__spec", "run__latest").order_by("-at", "-run_id"))
 
 
 def trashed(deletion: Deletion) -> Trashed:
-    """A deletion, for people and programs."""
+    """Converts a deletion to JSON fields."""
     run = deletion.run
     return Trashed(
         id=run.pk,
@@ -144,17 +138,17 @@ def _locked(run_id: int) -> Run:
     return Run.objects.select_for_update(of=("self",)).select_related("project__team").get(pk=run_id)
 
 
-def _hide(run: Run, since: object, what: str, said: str, actor: str) -> None:
-    """Hide the run since then, or show it again. Live pages are told nothing of a run that is hidden: they could not read it."""
+def _hide(run: Run, since: object, what: str, reason: str, actor: str) -> None:
+    """Hide the run from `since` on, or show it again (None). Live pages are notified only when it is shown."""
     Run.objects.filter(pk=run.pk).update(deleted_at=since, cursor=F("cursor") + int(since is None))
-    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    Change.objects.create(run=run, what=what, reason=reason, actor=actor, at=clock.now())
     run.refresh_from_db(fields=["deleted_at", "cursor"])
     if since is None:
         run_changed(run.pk)
 
 
 def dependents(run: Run) -> list[Run]:
-    """Other runs, not ended, that begin with one of the run's checkpoints. The run's row is locked, so that none is added."""
+    """Other active runs that begin with one of the run's checkpoints. The caller holds the run's lock, so none is added."""
     using = Attempt.objects.filter(resume_from__run=run).exclude(run=run)
     waiting = runs_starting_from(run).exclude(pk=run.pk)
     return list(

@@ -1,13 +1,13 @@
-"""What runs take: an estimate, kept in a row a run and summed up in a row a team, by the housekeeper.
+"""Estimates the disk usage of runs and teams, in the housekeeper.
 
-Lines, answers and timelines are counted once, when they are new: behind the marks of the time before. Of a run that goes on, the
-newest step is left for the next time, because more of it may come. Sealed blocks, which are rewritten, are counted anew.
-Checkpoints count as they were registered, as long as their files are there, so far as can be seen from here.
+Log lines, samples and timelines are counted incrementally, from the marks of the last measurement. The newest step of a running
+run is left for the next measurement, because it may be incomplete. Blocks, which compaction rewrites, are counted again each
+time. Checkpoints count with their registered size while their files exist, as far as is visible from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
 
 from django.conf import settings
@@ -20,13 +20,13 @@ from oppo_platform import clock
 from oppo_platform.accounts.models import Team
 from oppo_platform.runs.checkpoints import files_readable
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
-from oppo_platform.storage.bulk_delete import hold_off_deletion
+from oppo_platform.storage.bulk_delete import lock_out_deletion
 from oppo_platform.storage.models import RunStorage, TeamStorage
 
-MOST_A_ROUND = 200
-OUT_OF_ORDER = 1000  # runs whose numbers were given, and committed later than others'
-NOTHING = 2**31 - 1  # above every step
-# Of a row besides its large columns: header, small columns, and its entries in indexes. Bytes, measured.
+MAX_PER_ROUND = 200
+OUT_OF_ORDER = 1000  # ids of runs that may be committed after later ones
+NO_LIMIT = 2**31 - 1  # above every step
+# Bytes of a row besides its large columns: header, small columns, and index entries; measured.
 LINE_BYTES, ANSWER_BYTES, STEP_BYTES, BATCH_BYTES, BLOCK_BYTES, SERIES_BYTES = 160, 330, 190, 90, 260, 180
 
 LOGS = """
@@ -39,8 +39,8 @@ STEPS = """
       JOIN unnest(%(ids)s::bigint[], %(marks)s::bigint[]) AS mark(attempt, place) ON told.attempt_id = mark.attempt
      WHERE told.step > mark.place AND told.step <= %(until)s GROUP BY 1
 """
-# By part: what to count, and what a row takes besides its large columns.
-TOLD = {
+# By part: the query, and the bytes of a row besides its large columns.
+INCREMENTAL = {
     "timeline": (STEPS.format(table="telemetry_spanbatch", size="pg_column_size(data) + pg_column_size(far)"), STEP_BYTES),
     "samples": (STEPS.format(table="telemetry_samplerow", size="pg_column_size(data) + pg_column_size(searched)"), ANSWER_BYTES),
     "logs": (LOGS, LINE_BYTES),
@@ -56,56 +56,55 @@ SERIES = """
 """
 
 
-def measure_some() -> int:
-    """Measure the runs of which something may have come; then what their teams take. Returns how many."""
+def measure_due_runs() -> int:
+    """Measure runs that may have grown, then their teams. Returns the number of runs."""
     now = clock.now()
     newest = RunStorage.objects.aggregate(newest=Max("run_id"))["newest"] or 0
     unknown = Run.objects.filter(pk__gt=newest - OUT_OF_ORDER, storage__isnull=True, purged_at__isnull=True)
     due = Q(measured_at__lte=now - timedelta(seconds=settings.OPPO_MEASURE_S)) | Q(run__ended_at__gte=F("measured_at"))
     again = RunStorage.objects.filter(due, settled=False).order_by("measured_at").values_list("run_id", flat=True)
-    run_ids = [*unknown.order_by("pk").values_list("pk", flat=True)[:MOST_A_ROUND], *again[:MOST_A_ROUND]]
+    run_ids = [*unknown.order_by("pk").values_list("pk", flat=True)[:MAX_PER_ROUND], *again[:MAX_PER_ROUND]]
     for run_id in run_ids:
         measure(run_id)
     if run_ids:
-        add_up()
+        update_team_totals()
     return len(run_ids)
 
 
-def told_more(attempt_ids: Iterable[int]) -> None:
-    """These attempts told something since; of a run that has ended, it is counted again with the next round."""
-    ids = list(attempt_ids)
-    if ids:
-        RunStorage.objects.filter(run__attempts__in=ids, settled=True).update(settled=False)
+def mark_changed(attempt_ids: Sequence[int]) -> None:
+    """Measure the runs of these attempts again, also those that have ended, because new data arrived."""
+    if attempt_ids:
+        RunStorage.objects.filter(run__attempts__in=attempt_ids, settled=True).update(settled=False)
 
 
 @transaction.atomic
-def measure(run_id: int, *, afresh: bool = False) -> None:
-    """Count what has come since the last time; with `afresh` everything, because something was deleted.
+def measure(run_id: int, *, recount: bool = False) -> None:
+    """Count data since the last measurement; with `recount` all data, after a deletion.
 
-    Left for the next time while rows of the run are being deleted, so that no row of a run that is gone comes back.
+    Skipped while rows of the run are being deleted, so that the row of a deleted run is not created again.
     """
-    if not hold_off_deletion(run_id):
+    if not lock_out_deletion(run_id):
         return
     run = Run.objects.filter(pk=run_id, purged_at__isnull=True).first()
     if run is None:
         return
     RunStorage.objects.bulk_create([RunStorage(run=run, measured_at=clock.now())], ignore_conflicts=True)
     row = RunStorage.objects.select_for_update().get(run=run)
-    if afresh:
+    if recount:
         row.marks, row.timeline, row.samples, row.logs = {}, 0, 0, 0
-    over = run.state in ENDED
+    ended = run.state in ENDED
     attempts = list(Attempt.objects.filter(run=run).values_list("pk", flat=True))
     if attempts:
-        _count(row, attempts, NOTHING if over else run.step - 1)
+        _count(row, attempts, NO_LIMIT if ended else run.step - 1)
     row.checkpoints = _checkpoints(run)
-    row.settled, row.measured_at = over, clock.now()
+    row.settled, row.measured_at = ended, clock.now()
     row.save(update_fields=["series", "timeline", "samples", "logs", "checkpoints", "marks", "settled", "measured_at"])
 
 
 def _count(row: RunStorage, attempts: list[int], until: int) -> None:
-    """Steps up to `until` are counted; later ones are for the next time."""
+    """Count steps up to `until`."""
     with connection.cursor() as cursor:
-        for part, (query, row_bytes) in TOLD.items():
+        for part, (query, row_bytes) in INCREMENTAL.items():
             marks = row.marks.setdefault(part, {})
             places = [marks.get(str(attempt), 0) for attempt in attempts]
             cursor.execute(query, {"ids": attempts, "marks": places, "until": until, "row": row_bytes})
@@ -117,19 +116,19 @@ def _count(row: RunStorage, attempts: list[int], until: int) -> None:
 
 
 def _checkpoints(run: Run) -> int:
-    """Bytes of those whose files are there. Where they cannot be seen: of as many of the newest as the run keeps."""
-    kept = run.spec.get("checkpoints", {})
-    most = int(kept.get("keep", 2)) + int(kept.get("keep_best", 0))
+    """Bytes of checkpoints with visible files. Where files are not visible: of the newest ones, as many as the run keeps."""
+    options = run.spec.get("checkpoints", {})
+    most = int(options.get("keep", 2)) + int(options.get("keep_best", 0))
     places = [(row.bytes, files_readable(row)) for row in Checkpoint.objects.filter(run=run).order_by("-step", "-id")]
     here = sum(size for size, place in places if place == "here")
     return here + sum([size for size, place in places if place == "elsewhere"][:most])
 
 
-def add_up() -> None:
-    """What each team's runs take, those in the trash included."""
+def update_team_totals() -> None:
+    """Sum the usage of each team's runs, including those in the trash."""
     TeamStorage.objects.bulk_create(
         [TeamStorage(team=team) for team in Team.objects.filter(storage__isnull=True)], ignore_conflicts=True
     )
-    taken = RunStorage.objects.filter(run__project__team=OuterRef("team")).order_by().values("run__project__team")
-    summed = Subquery(taken.annotate(total=Sum("bytes")).values("total"))
+    used = RunStorage.objects.filter(run__project__team=OuterRef("team")).order_by().values("run__project__team")
+    summed = Subquery(used.annotate(total=Sum("bytes")).values("total"))
     TeamStorage.objects.update(used_bytes=Coalesce(summed, 0), used_at=clock.now())

@@ -19,7 +19,7 @@ from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.launches import launches_due
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.storage.artifact_deletion import confirm, orders_for
+from oppo_platform.storage.artifact_deletion import deletion_orders, record_results
 
 
 @transaction.atomic
@@ -37,12 +37,12 @@ def heartbeat(node_id: int, report: wire.NodeHeartbeat) -> wire.NodeOrders:
     changed |= update_disks(node, report.disks, now)
     if changed:
         wake_scheduler()
-    confirm(node, report.deleted)
+    record_results(node, report.deleted)
     return wire.NodeOrders(
         unclaimed=[wire.LaunchOrder(attempt_id=pk, epoch=epoch) for pk, epoch in _unclaimed(node, live)],
         stop=[wire.LaunchOrder(attempt_id=r.attempt_id, epoch=r.epoch) for r in stop],
         catalogue_wanted=node.catalogue_at is None,
-        delete=orders_for(node),
+        delete=deletion_orders(node),
     )
 
 

@@ -73,7 +73,7 @@ def at_work(settings):
 
     yield start
     stop.set()
-    for thread in [*started, *named("courier"), *named("clearer")]:
+    for thread in [*started, *named("delivery"), *named("deletion")]:
         thread.join(timeout=30)
         assert not thread.is_alive()
 
@@ -88,7 +88,7 @@ def ended_run(world, worker, events, **changes):
 
 def test_series_are_sealed_while_making_room_stands_still(world, events, settings, tmp_path, at_work, monkeypatch):
     settings.OPPO_TRASH_DAYS, settings.OPPO_ARTIFACT_ROOT = 0, tmp_path.as_uri()
-    monkeypatch.setattr(housekeeper, "STOPS_WITHIN_S", 0.1)
+    monkeypatch.setattr(housekeeper, "STOP_TIMEOUT_S", 0.1)
     worker = world.worker()
     unwanted, _ = ended_run(world, worker, events)
     run_round()
@@ -96,18 +96,18 @@ def test_series_are_sealed_while_making_room_stands_still(world, events, setting
     holder = Holder(unwanted.pk)
     try:
         thread, stop = at_work()
-        until(holder.blocks_somebody, "the clearer does not come to the run that is held")
+        until(holder.blocks_somebody, "the deletion thread does not reach the locked run")
         _, attempt_id = ended_run(world, worker, events)
         until(lambda: not HotPoints.objects.filter(series__attempt=attempt_id).exists(), "nothing is sealed")
         assert ProducerMark.objects.get(attempt=attempt_id, producer="engine").sealed > 0
-        assert holder.blocks_somebody(), "the clearer stands where it stood"
+        assert holder.blocks_somebody(), "the deletion thread still waits"
         stop.set()
         thread.join(timeout=30)
         assert not thread.is_alive(), "the process does not wait for it either"
-        assert named("clearer"), "which is in the middle of it"
+        assert named("deletion"), "which is in the middle of it"
     finally:
         holder.let_go()
-    until(lambda: not named("clearer"), "it goes on when it can, and ends")
+    until(lambda: not named("deletion"), "it goes on when it can, and ends")
     assert Run.objects.get(pk=unwanted.pk).purged_at is not None
 
 
@@ -117,10 +117,10 @@ def test_a_deleted_run_goes_and_all_threads_end_with_the_process(world, events, 
     delete_run(run.pk, "user:ada")
     thread, stop = at_work()
     until(lambda: Deletion.objects.filter(run=run, ended_at__isnull=False).exists(), "the run is not deleted")
-    assert (len(named("courier")), len(named("clearer"))) == (1, 1)
+    assert (len(named("delivery")), len(named("deletion"))) == (1, 1)
     stop.set()
     thread.join(timeout=30)
-    assert (named("courier"), named("clearer")) == ([], [])
+    assert (named("delivery"), named("deletion")) == ([], [])
 
 
 def test_a_fault_while_room_is_made_ends_the_process_so_that_it_is_started_again(world, at_work, monkeypatch):
@@ -129,12 +129,12 @@ def test_a_fault_while_room_is_made_ends_the_process_so_that_it_is_started_again
     def fault():
         raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(housekeeper, "make_room", fault)
+    monkeypatch.setattr(housekeeper, "run_deletions", fault)
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append((args.thread.name, str(args.exc_value))))
     thread, _ = at_work()
     thread.join(timeout=30)
     assert not thread.is_alive()
-    assert told == [("clearer", "the disk is gone")]
+    assert told == [("deletion", "the disk is gone")]
 
 
 def test_measuring_a_run_that_is_being_deleted_leaves_no_row_behind(world, events, settings, tmp_path):
@@ -143,10 +143,10 @@ def test_measuring_a_run_that_is_being_deleted_leaves_no_row_behind(world, event
     delete_run(run.pk, "user:ada")
     with transaction.atomic():
         measure(run.pk)  # it read the run before, and is not done
-        clearer = threading.Thread(target=lambda: (purging.purge(), connection.close()))
-        clearer.start()
-        clearer.join(timeout=30)
-        assert not clearer.is_alive(), "nobody waits for it"
+        purger = threading.Thread(target=lambda: (purging.purge(), connection.close()))
+        purger.start()
+        purger.join(timeout=30)
+        assert not purger.is_alive(), "nobody waits for it"
         assert Run.objects.get(pk=run.pk).purged_at is not None
         assert Deletion.objects.get(run=run).ended_at is None
     purging.purge()

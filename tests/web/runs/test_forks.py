@@ -13,8 +13,8 @@ from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Checkpoint, Run
 from oppo_platform.runs.resume_sources import pinned_for_forks
 from oppo_platform.runs.services import submit_run
-from oppo_platform.storage.retention import retained
-from oppo_platform.storage.trash import NotDeletable, delete_run
+from oppo_platform.storage.retention import unprotected_runs
+from oppo_platform.storage.trash import DeletionRefused, delete_run
 
 DEEPER = {"actor": {"tiny": {"context": 1024, "layers": 3}}, "reward": {"rule": "letters:score"}}
 
@@ -243,12 +243,12 @@ def test_the_parents_engine_keeps_what_a_fork_waits_for(parent):
 def test_of_a_deletion_and_a_fork_the_later_one_is_refused(parent, make_spec):
     world, _, run, _ = parent
     Run.objects.filter(pk=run.pk).update(state="succeeded", ended_at=world.clock.now())
-    assert retained(world.team.pk).filter(pk=run.pk).exists()
+    assert unprotected_runs(world.team.pk).filter(pk=run.pk).exists()
     spec = load_spec(make_spec(fork={"run": run.pk, "step": 20}))
     fork = submit_run(world.people["ben"], world.project, spec)
-    with pytest.raises(NotDeletable, match="Delete it after"):
+    with pytest.raises(DeletionRefused, match="Delete it after"):
         delete_run(run.pk, "user:ada")
-    assert not retained(world.team.pk).filter(pk=run.pk).exists(), "nor does its team's retention take the checkpoint"
+    assert not unprotected_runs(world.team.pk).filter(pk=run.pk).exists(), "nor does its team's retention take the checkpoint"
     cancel_run(fork.pk, "user:ada")
     delete_run(run.pk, "user:ada")
     with pytest.raises(SpecError, match=r"fork\.run"):
@@ -262,7 +262,7 @@ def test_at_the_same_time_one_of_them_wins(parent, make_spec, at_once):
     found = at_once(lambda: submit_run(world.people["ben"], world.project, spec), lambda: delete_run(run.pk, "user:ada"))
     run.refresh_from_db()
     forks = Run.objects.exclude(pk=run.pk)
-    assert isinstance(found[0], SpecError) if run.deleted_at else isinstance(found[1], NotDeletable)
+    assert isinstance(found[0], SpecError) if run.deleted_at else isinstance(found[1], DeletionRefused)
     assert forks.exists() == (run.deleted_at is None)
 
 

@@ -11,7 +11,7 @@ from oppo_platform.cluster import disks
 from oppo_platform.cluster.disks import is_low
 from oppo_platform.cluster.models import Disk
 from oppo_platform.storage import database_disk
-from oppo_platform.storage.database_disk import look_at_database
+from oppo_platform.storage.database_disk import check_database_disk
 from tests.web.event_factories import run_round
 
 GIB = 2**30
@@ -128,5 +128,5 @@ def test_room_for_the_database_is_what_its_disk_or_its_limit_leaves(world, setti
     settings.OPPO_DATABASE_MOST_BYTES = 1
     assert database_disk.free_bytes() == 0
     settings.OPPO_DATABASE_FOLDER, settings.OPPO_DATABASE_MOST_BYTES = str(tmp_path / "gone"), 0
-    look_at_database()
+    check_database_disk()
     assert database_disk.low_database() == ""

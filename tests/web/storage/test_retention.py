@@ -19,7 +19,7 @@ from oppo_platform.runs.pins import pin
 from oppo_platform.runs.tags import change_tags
 from oppo_platform.storage import bulk_delete, retention
 from oppo_platform.storage.models import RunStorage, TeamStorage
-from oppo_platform.storage.retention import retain, set_retention
+from oppo_platform.storage.retention import apply_retention, set_retention
 from oppo_platform.storage.trash import restore_run
 from oppo_platform.telemetry.models import Block, Decision, LogLine, SampleRow, SpanBatch
 from tests.web.event_factories import end, register, run_round, tell_everything
@@ -193,20 +193,20 @@ def test_somebody_keeps_a_run_while_its_turn_comes(ended, at_once, deed):
     world.clock.advance(5 * DAY_S)
     rule(world, run_days=1, grace=False)
     keeps = {"keep": lambda: change_tags(run.pk, ["keep"], [], "user:ada"), "pin": lambda: pin(run.pk, "user:ada")}[deed]
-    kept, retained = at_once(keeps, retain)
+    kept, unprotected_runs = at_once(keeps, apply_retention)
     run.refresh_from_db()
-    assert isinstance(retained, int)
+    assert isinstance(unprotected_runs, int)
     if deed == "pin":
-        assert (run.deleted_at is not None) == isinstance(kept, Run.DoesNotExist) == (retained == 1)
+        assert (run.deleted_at is not None) == isinstance(kept, Run.DoesNotExist) == (unprotected_runs == 1)
     else:
-        assert (run.deleted_at is not None) == (retained == 1)
+        assert (run.deleted_at is not None) == (unprotected_runs == 1)
 
 
 def test_two_housekeepers_delete_and_tell_once(ended, at_once):
     world, run = ended
     world.clock.advance(5 * DAY_S)
     rule(world, detail_days=1, keep_checkpoints=2, grace=False)
-    results = at_once(retain, retain)
+    results = at_once(apply_retention, apply_retention)
     assert all(isinstance(each, int) for each in results), results
     assert sum(results) == 2
     assert detail() == 0
@@ -215,17 +215,17 @@ def test_two_housekeepers_delete_and_tell_once(ended, at_once):
 
 def test_a_round_is_bounded_and_the_next_goes_on_at_once(ended, monkeypatch):
     world, run = ended
-    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 2)
+    monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 2)
     monkeypatch.setattr(retention, "MOST_BATCHES", 2)
     world.clock.advance(5 * DAY_S)
     rule(world, detail_days=1, grace=False)
     left, rounds = detail(), 0
     while detail():
-        retain()
+        apply_retention()
         assert left - detail() <= 4
         left, rounds = detail(), rounds + 1
     assert rounds > 2
-    retain()
+    apply_retention()
     assert not RunStorage.objects.get(run=run).detail_pending
     assert len(told(world, run)) == 1
 
@@ -243,7 +243,7 @@ def test_exactly_the_old_runs_are_deleted(ended, ages, run_days):
     TeamStorage.objects.filter(team=world.team).update(
         run_days=run_days, detail_days=None, keep_checkpoints=None, retention_set_at=now - timedelta(days=2), retained_at=None
     )
-    retain()
+    apply_retention()
     deleted = set(Run.objects.filter(deleted_at__isnull=False).values_list("pk", flat=True))
     assert deleted == {run.pk for run, age in zip(made, ages, strict=True) if run_days is not None and age >= run_days}
 

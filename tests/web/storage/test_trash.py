@@ -18,7 +18,7 @@ from oppo_platform.scheduling.usage import decayed_usage
 from oppo_platform.storage import bulk_delete, purging
 from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage
 from oppo_platform.storage.purging import purge
-from oppo_platform.storage.trash import NotDeletable, delete_run, restore_run
+from oppo_platform.storage.trash import DeletionRefused, delete_run, restore_run
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
 from tests.web.event_factories import end, register, run_round, tell_everything
 
@@ -121,7 +121,7 @@ def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, sett
     assert Allocation.objects.filter(attempt=attempt_id).exists()
     assert 0 < decayed_usage(world.clock.now())[world.team.pk] <= used
     assert world.login("ada").post(f"/api/v1/runs/{run.pk}/restore").status_code == 404
-    with pytest.raises(NotDeletable, match="permanently"):
+    with pytest.raises(DeletionRefused, match="permanently"):
         restore_run(run.pk, "user:ada")
     world.clock.advance(settings.OPPO_TOMBSTONE_DAYS * DAY_S + 1)
     run_round()
@@ -145,7 +145,7 @@ def test_late_events_of_a_purged_run_are_refused_for_good_and_of_one_in_the_tras
 def test_rows_go_in_bounded_batches(ended, monkeypatch):
     _, _, run, _ = ended
     run_round()
-    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 2)
+    monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 2)
     monkeypatch.setattr(purging, "MOST_BATCHES", 3)
     delete_run(run.pk, "user:ada")
     Deletion.objects.update(due_at=run.created_at)
@@ -176,7 +176,7 @@ def test_a_purge_and_a_batch_at_the_same_time(ended, events, at_once, first):
 
                 ingest(attempt_id, "engine", [EVENT_ADAPTER.validate_python(events.step(26, 7, m=7.0))])
             else:
-                assert purging.begin(run.pk)
+                assert purging._start_purge(run.pk)
             holds.set()
             go_on.wait(20)
 
@@ -209,7 +209,7 @@ def wait_for_lock():
 
 def test_two_housekeepers_at_once_delete_once(ended, at_once, monkeypatch):
     _, _, run, _ = ended
-    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 1)
+    monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 1)
     delete_run(run.pk, "user:ada")
     Deletion.objects.update(due_at=run.created_at)
     there = sum(rows().values())
@@ -227,7 +227,7 @@ def test_a_restore_and_a_purge_at_once_end_whole_or_gone(ended, at_once):
     Deletion.objects.update(due_at=run.created_at)
     restored, _ = at_once(lambda: restore_run(run.pk, "user:ada"), purge)
     purge()
-    if isinstance(restored, NotDeletable):
+    if isinstance(restored, DeletionRefused):
         assert rows() == {}
     else:
         assert {name: n for name, n in rows().items() if name != "Change"} == {n: c for n, c in before.items() if n != "Change"}
@@ -278,7 +278,7 @@ def test_a_pinned_baseline_is_not_deleted_and_what_is_deleted_not_pinned(ended, 
     deeds = {"pin": lambda: pin(run.pk, "user:ada"), "delete": lambda: delete_run(run.pk, "user:ada")}
     deeds[first]()
     second = next(deed for name, deed in deeds.items() if name != first)
-    with pytest.raises(NotDeletable if first == "pin" else Run.DoesNotExist):
+    with pytest.raises(DeletionRefused if first == "pin" else Run.DoesNotExist):
         second()
     run.refresh_from_db()
     world.project.refresh_from_db()
@@ -289,7 +289,7 @@ def test_a_pinned_baseline_is_not_deleted_and_what_is_deleted_not_pinned(ended, 
 def test_a_pin_and_a_deletion_at_once(ended, at_once):
     _, _, run, _ = ended
     results = at_once(lambda: pin(run.pk, "user:ada"), lambda: delete_run(run.pk, "user:ada"))
-    assert sum(isinstance(each, NotDeletable | Run.DoesNotExist) for each in results) == 1
+    assert sum(isinstance(each, DeletionRefused | Run.DoesNotExist) for each in results) == 1
 
 
 def test_pages_of_the_trash(ended):

@@ -16,9 +16,9 @@ from oppo_platform.byte_sizes import size
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import RunStorage, TeamStorage
-from oppo_platform.storage.quotas import Level, set_storage_quota
+from oppo_platform.storage.quotas import QuotaUsage, set_storage_quota
 from oppo_platform.storage.trash import delete_run
-from oppo_platform.storage.usage import add_up, measure, measure_some
+from oppo_platform.storage.usage import measure, measure_due_runs, update_team_totals
 from oppo_platform.telemetry.models import ProducerMark
 from tests.web.event_factories import end, every_kind, register, run_round, tell_everything
 
@@ -84,7 +84,7 @@ def test_counting_bit_by_bit_and_at_once_comes_to_the_same(running, events, cuts
     Run.objects.filter(pk=run.pk).update(state="succeeded")
     measure(run.pk)
     bit_by_bit = parts(run)
-    measure(run.pk, afresh=True)
+    measure(run.pk, recount=True)
     assert parts(run) == bit_by_bit
     Run.objects.filter(pk=run.pk).update(state="running")
 
@@ -121,18 +121,18 @@ def folder(run, step):
 def test_a_run_that_goes_on_is_counted_now_and_then_and_one_that_ended_once(running, events, settings):
     world, worker, run, attempt_id = running
     settings.OPPO_MEASURE_S = 60
-    assert measure_some() == 1
+    assert measure_due_runs() == 1
     tell_everything(worker, attempt_id, events)
-    assert measure_some() == 0
+    assert measure_due_runs() == 0
     world.clock.advance(61)
-    assert measure_some() == 1
+    assert measure_due_runs() == 1
     grown = RunStorage.objects.get(run=run).bytes
     assert grown > 0
     end(worker, attempt_id)
-    assert measure_some() == 1  # at once
+    assert measure_due_runs() == 1  # at once
     assert RunStorage.objects.get(run=run).bytes > grown  # the newest step
     world.clock.advance(1e6)
-    assert measure_some() == 0
+    assert measure_due_runs() == 0
     delete_run(run.pk, "user:ada")
     settings.OPPO_TRASH_DAYS = 0
     world.clock.advance(8 * 86400)
@@ -161,7 +161,7 @@ def test_a_full_team_submits_nothing_and_is_told_what_to_do(running, make_spec):
     ada = world.login("ada")
     set_storage_quota(world.team.pk, 10 * 2**30, world.people["ada"])
     RunStorage.objects.create(run=run, measured_at=world.clock.now(), checkpoints=9 * 2**30, logs=2 * 2**30)
-    add_up()
+    update_team_totals()
     reply = ada.post("/api/v1/runs", {"spec": make_spec()}, content_type="application/json")
     assert reply.status_code == 422
     said = reply.json()["errors"][0]["message"]
@@ -210,7 +210,7 @@ def test_administrators_set_quotas_and_nobody_else(running):
 def test_what_is_told_of_storage_over_http(running, events):
     world, worker, run, attempt_id = running
     tell_everything(worker, attempt_id, events)
-    measure_some()
+    measure_due_runs()
     vic, eve = world.login("vic"), world.login("eve")
     told = vic.get(f"/api/v1/runs/{run.pk}/storage").json()
     assert told["bytes"] == sum(told["parts"].values()) > 0
@@ -243,7 +243,7 @@ def test_runs_are_found_and_sorted_by_what_they_take(running):
     (100, 100, True, False), (101, 100, True, True), (0, 0, True, False), (1, 0, True, True),
 ])  # fmt: skip
 def test_levels(used, quota, nearly, full):
-    assert (Level(used, quota).nearly, Level(used, quota).full) == (nearly, full)
+    assert (QuotaUsage(used, quota).nearly, QuotaUsage(used, quota).full) == (nearly, full)
 
 
 def test_sizes_in_words():

@@ -1,9 +1,7 @@
-"""The housekeeper process: a round every few seconds, and two threads with database connections of their own,
+"""The housekeeper process: periodic rounds, and two threads with database connections of their own for slow tasks.
 
-    courier    sends alerts, which a slow receiver may delay
-    clearer    frees disk space, which a large folder or a VACUUM may delay
-
-so that compaction waits for neither.
+delivery   sends alerts, which a slow receiver may delay
+deletion   deletes rows and folders, which a large folder or a VACUUM may delay
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from oppo_platform.alerts.delivery import deliver_due
-from oppo_platform.housekeeping.rounds import run_round
-from oppo_platform.storage.housekeeping import make_room
+from oppo_platform.housekeeping.rounds import run_deletions, run_round
 
-STOPS_WITHIN_S = 3.0  # for work in progress
+STOP_TIMEOUT_S = 3.0  # for tasks in progress
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +31,7 @@ class Command(BaseCommand):
     help = "Compact stored series, send alert notifications and apply retention."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run until SIGTERM or SIGINT."""
+        """Run until a signal."""
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
@@ -42,37 +39,40 @@ class Command(BaseCommand):
 
 
 def work_until(stop: threading.Event) -> None:
-    """Run everything until `stop`; then give the threads a moment to end their rounds."""
-    threads = [_start_thread(stop, deliver_due, "delivered", "courier"), _start_thread(stop, make_room, "made room", "clearer")]
-    _rounds(stop, run_round, "sealed")
-    deadline = time.monotonic() + STOPS_WITHIN_S
+    """Run rounds and threads until `stop`; then wait for the threads for a moment."""
+    threads = [
+        _start_thread(stop, deliver_due, "delivered", "delivery"),
+        _start_thread(stop, run_deletions, "deleted", "deletion"),
+    ]
+    _repeat(stop, run_round, "compacted")
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _start_thread(stop: threading.Event, once: Callable[[], int], done: str, name: str) -> threading.Thread:
-    """Start rounds in a thread. A daemon: interrupted work is due again later, or continues where it stopped."""
+def _start_thread(stop: threading.Event, task: Callable[[], int], done: str, name: str) -> threading.Thread:
+    """Repeat a task in a daemon thread: an interrupted task is due again, or continues, later."""
 
     def work() -> None:
         try:
-            _rounds(stop, once, done)
+            _repeat(stop, task, done)
         finally:
             connections.close_all()
-            stop.set()  # the process is useless without this thread; its supervisor restarts it
+            stop.set()  # end the process after an error, so that its supervisor restarts it
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _rounds(stop: threading.Event, once: Callable[[], int], done: str) -> None:
-    """Repeat until `stop`."""
+def _repeat(stop: threading.Event, task: Callable[[], int], done: str) -> None:
+    """Repeat a task until `stop`."""
     while not stop.is_set():
         try:
-            if count := once():
+            if count := task():
                 log.info(done, count=count)
         except DatabaseError as error:
-            # It restarts or is unreachable; the work remains due.
+            # The database restarts or is unreachable; the task is repeated.
             log.warning("database away, trying again", error=str(error).strip())
             connections.close_all()
         stop.wait(settings.OPPO_HOUSEKEEPING_S)
