@@ -52,9 +52,9 @@ def backup(file_or_folder: Path, with_keys: bool, with_checkpoints: bool) -> Non
     """
     with platform_servers(), _in_words():
         set_up_django()
-        from oppo_platform.backup.create import make
+        from oppo_platform.backup.create import create_backup
 
-        made = make(_url(), file_or_folder, _tell, with_keys=with_keys, with_checkpoints=with_checkpoints)
+        made = create_backup(_url(), file_or_folder, _tell, with_keys=with_keys, with_checkpoints=with_checkpoints)
     click.echo(f"{made.file}: {made.bytes:,} bytes, everything as of {made.manifest['made_at'][:19]} UTC.")
     click.echo("\n".join(not_in_it(made.manifest)))
 
@@ -101,10 +101,10 @@ def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None
 
 
 def _check(file: Path) -> None:
-    from oppo_platform.backup.archive import open_archive, refuse_incomplete
+    from oppo_platform.backup.archive import check_complete, open_archive
 
     with open_archive(file, _tell) as archive:
-        refuse_incomplete(archive)
+        check_complete(archive)
         told = archive.manifest
     click.echo(
         f"{file} is intact: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
@@ -115,9 +115,9 @@ def _check(file: Path) -> None:
 
 def _restore(file: Path, replace: bool, nothing_since: bool) -> None:
     from oppo_platform.backup.archive import open_archive
-    from oppo_platform.backup.databases import server_of
+    from oppo_platform.backup.databases import connect_server
 
-    with open_archive(file, _tell) as archive, _standing_still() as home, server_of(_url()) as server:
+    with open_archive(file, _tell) as archive, _standing_still() as home, connect_server(_url()) as server:
         set_up_django()
         from oppo_platform.backup.restore import restore as put_back
 
@@ -141,7 +141,7 @@ def _report(done: Any, nothing_since: bool) -> list[str]:
     if done.migrated:
         lines.append(f"Migrated: {', '.join(done.migrated)}.")
     lines += done.keys
-    lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {what}" for what in done.sealed_for_ever]
+    lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {what}" for what in done.undecryptable]
     lines += [f"MISSING checkpoint: {what}" for what in done.missing.lost]
     if done.missing.gone_before:
         lines.append(
@@ -166,12 +166,12 @@ def _report(done: Any, nothing_since: bool) -> list[str]:
 @click.option("--put-back", metavar="NAME", help="Make this one the platform's database again; the current one is set aside.")
 def kept_databases(drop: str | None, put_back: str | None) -> None:
     """List the databases that `oppo restore` has put aside, delete one, or undo a restore. The platform must stand still."""
-    from oppo_platform.backup.databases import server_of
+    from oppo_platform.backup.databases import connect_server
 
-    with _in_words(), _standing_still(), server_of(_url()) as server:
+    with _in_words(), _standing_still(), connect_server(_url()) as server:
         if drop is not None:
             server.drop_kept(drop)
         if put_back is not None:
-            aside = server.put_back(put_back, datetime.now(UTC))
+            aside = server.swap_kept(put_back, datetime.now(UTC))
             click.echo(f"{put_back} is the platform's database again; the previous one is now {aside}.")
         click.echo("\n".join(server.kept()) or "No database is set aside.")

@@ -92,10 +92,10 @@ class Stack:
         self.lifeline.close()
 
     def _base_environ(self, port: int | None) -> dict[str, str]:
-        from oppo_platform.embedded.ports import remember_port, remembered_port
+        from oppo_platform.embedded.ports import save_port, saved_port
 
-        chosen = port if port is not None else remembered_port(self.home.path, "web", preferred=PREFERRED_PORT)
-        remember_port(self.home.path, "web", chosen)
+        chosen = port if port is not None else saved_port(self.home.path, "web", preferred=PREFERRED_PORT)
+        save_port(self.home.path, "web", chosen)
         given = {key: os.environ[key] for key in ("OPPO_BASE_URL",) if os.environ.get(key)}
         settings = {
             "OPPO_HOME": str(self.home.path),

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from oppo_platform.embedded.ports import remembered_port
+from oppo_platform.embedded.ports import saved_port
 
 PATIENCE_S = 180.0
 ENDED = ("succeeded", "failed", "cancelled")
@@ -147,7 +147,7 @@ def running_platform(home: Path, **more: str) -> Iterator[Platform]:
     prompts.parent.mkdir(parents=True, exist_ok=True)
     prompts.write_text(json.dumps({"prompt": "note sea"}) + "\n")
     # Not 8000, which others on this machine reach for at the same time: a port of its own, from the start.
-    remembered_port(home, "web")
+    saved_port(home, "web")
     output = home / "up.out"
     with output.open("w") as out:
         process = subprocess.Popen(

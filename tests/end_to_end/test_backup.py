@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from oppo_platform import embedded
-from oppo_platform.embedded.ports import remembered_port
+from oppo_platform.embedded.ports import saved_port
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 STEPS = 150
@@ -88,7 +88,7 @@ def old_server(programs: Path) -> Iterator[str]:
     account: dict[str, Any] = {"user": "nobody", "cwd": folder} if os.geteuid() == 0 else {"cwd": folder}
     if os.geteuid() == 0:
         shutil.chown(folder, "nobody")
-    port = remembered_port(folder, "old")
+    port = saved_port(folder, "old")
     data = folder / "data"
     subprocess.run(
         [programs / "initdb", "-D", data, "-U", "oppo", "-A", "trust", "-E", "UTF8", "--locale=C"], **account, check=True

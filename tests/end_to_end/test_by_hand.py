@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from oppo_contract.lifeline import Lifeline
-from oppo_platform.embedded.ports import remembered_port
+from oppo_platform.embedded.ports import saved_port
 
 pytestmark = pytest.mark.timeout(600)
 COMPOSE = Path(__file__).parents[2] / "docker-compose.yml"
@@ -49,7 +49,7 @@ def platform_environ(folder: Path, url: str) -> dict[str, str]:
 
 def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url: str, tools: Any) -> None:
     services = YAML(typ="safe", pure=True).load(COMPOSE.read_text())["services"]
-    port = str(remembered_port(tmp_path, "web"))
+    port = str(saved_port(tmp_path, "web"))
     prompts = tmp_path / "models" / "tiny" / "prompts.jsonl"
     prompts.parent.mkdir(parents=True)
     prompts.write_text(json.dumps({"prompt": "note sea"}) + "\n")
@@ -93,7 +93,7 @@ class Parts:
 
     def __init__(self, folder: Path, database: str, redis_url: str, tools: Any) -> None:
         self.folder, self.database, self.tools = folder, database, tools
-        self.port = str(remembered_port(folder, "web"))
+        self.port = str(saved_port(folder, "web"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.environ = platform_environ(folder, self.url) | {"DATABASE_URL": database, "REDIS_URL": redis_url}
         prompts = folder / "models" / "tiny" / "prompts.jsonl"

@@ -22,7 +22,7 @@ from oppo_cli.home import Home
 from oppo_cli.stack import Stack
 from oppo_contract.lifeline import LIFELINE_LOST, Lifeline, start_guarded
 from oppo_platform import embedded
-from oppo_platform.embedded.ports import remembered_port
+from oppo_platform.embedded.ports import saved_port
 
 OWNER = """
 import sys, time
@@ -169,7 +169,7 @@ def test_a_leftover_pid_file_of_somebody_else_is_no_obstacle(home: Path) -> None
 
 
 def test_a_taken_port_is_replaced(home: Path) -> None:
-    port = remembered_port(home, "valkey")
+    port = saved_port(home, "valkey")
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", port))
         squatter.listen()
@@ -179,7 +179,7 @@ def test_a_taken_port_is_replaced(home: Path) -> None:
 
 def test_a_port_that_was_asked_for_is_kept(tmp_path: Path) -> None:
     """`oppo up --port 8123`, and the next time `oppo up`: terminals that have logged in find it again."""
-    port = remembered_port(tmp_path, "somebody")
+    port = saved_port(tmp_path, "somebody")
     with Stack(Home(tmp_path), port=port) as asked:
         assert asked.base_url == f"http://127.0.0.1:{port}"
     with Stack(Home(tmp_path)) as later:

@@ -132,10 +132,10 @@ def bench_web() -> Iterator[tuple[str, int]]:
     """A web process with production settings: its address and process id."""
     from django.core.management import call_command
 
-    from oppo_platform.embedded.ports import LOOPBACK, remembered_port
+    from oppo_platform.embedded.ports import LOOPBACK, saved_port
 
     call_command("buildstatic", verbosity=0)
-    port = remembered_port(Path(os.environ["OPPO_HOME"]), "web")
+    port = saved_port(Path(os.environ["OPPO_HOME"]), "web")
     rate = {"OPPO_API_RATE": str(RATE)}
     environ = {**os.environ, **rate, "OPPO_BASE_URL": f"http://{LOOPBACK}:{port}", "OPPO_LOG_FORMAT": "json"}
     process = subprocess.Popen([sys.executable, "-m", "oppo_cli", "web", "--port", str(port)], env=environ)

@@ -71,7 +71,7 @@ def _peers(kept: Path, progress: Progress) -> Iterator[list[Tracker]]:
     from oppo_bench.telemetry.peer_trackers.mlflow import Mlflow
     from oppo_bench.telemetry.peer_trackers.tensorboard import TensorBoard
     from oppo_bench.telemetry.peer_trackers.trackio import Trackio
-    from oppo_platform.embedded.ports import remembered_port
+    from oppo_platform.embedded.ports import saved_port
 
     home, url = Path(os.environ["OPPO_HOME"]), os.environ["DATABASE_URL"]
     with psycopg.connect(url, autocommit=True) as connection:
@@ -88,7 +88,7 @@ def _peers(kept: Path, progress: Progress) -> Iterator[list[Tracker]]:
             folders[name] = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True))
             )
-            ports[name] = remembered_port(home, name)
+            ports[name] = saved_port(home, name)
         progress("starting the trackers")
         peers: list[Any] = []
         makers: list[Callable[[], Any]] = [

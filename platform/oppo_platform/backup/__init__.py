@@ -1,20 +1,19 @@
-"""Backup and restore of an installation: one tar file, made while the platform runs, put back while it stands still.
+"""Backup and restore of an installation: one tar file, created while the platform runs, restored while it is stopped.
 
-    making.py      snapshot → members → manifest            archive.py    the file itself: whole and verified, or not there
-    restoring.py   verify → fresh database → load → migrate → aftermath → swap
-    aftermath.py   what a restored platform must not believe: attempts, devices, numbers, links
+    create.py         snapshot → members → manifest            archive.py    the tar file and its checksums
+    restore.py        verify → fresh database → load → migrate → post_restore → swap
+    post_restore.py   invalidates state that has changed since the backup: attempts, devices, numbers, links
 
-Laws. The file appears under its name when it is complete and on the disk. A restore touches nothing before every checksum has
-been verified, fills a database of its own, and puts that in the old one's place in one transaction; killed at any moment before,
-it leaves the old one as it was.
+Guarantees. The file gets its name when it is complete and synced. A restore verifies every checksum first, fills a database of
+its own, and swaps it with the old one in one transaction; if killed before, the old database is unchanged.
 """
 
 from __future__ import annotations
 
 
 class BackupError(Exception):
-    """It cannot be done, or went wrong; the text is for the user."""
+    """A backup or restore failed; the text is for the user."""
 
 
 class BackupRefused(BackupError):
-    """It is not done as asked, and nothing was changed; the text says what to do instead."""
+    """A request is refused and nothing was changed; the text has a remedy."""

@@ -1,7 +1,7 @@
-"""Files of checkpoints, from a backup to where the restored database says that they lie.
+"""Restores checkpoint files from a backup to the folders in the restored database.
 
-Where a file goes is decided by the database's row and the present artifact root; the backup's own words for it are held against
-the same rules as a worker's. A checkpoint whose files are there is left alone, and one is whole or not there.
+The target is computed from the database's row and the current artifact root; file names in the backup are validated. Existing
+checkpoints are not changed, and a checkpoint is restored completely or not at all.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oppo_platform.backup import BackupError
-from oppo_platform.backup.archive import Archive, Tell
+from oppo_platform.backup.archive import Archive, Report
 from oppo_platform.runs.checkpoints import MANIFEST, NotReadable, files_readable, local_folder
 from oppo_platform.runs.models import Checkpoint
 
 
-def put_back(archive: Archive, listed: list[dict[str, Any]], tell: Tell) -> int:
-    """Put back those that are in the backup and not on this machine. Returns how many; what could not be is told."""
+def restore_files(archive: Archive, listed: list[dict[str, Any]], report: Report) -> int:
+    """Restore checkpoints that are in the backup and not on this machine. Returns their number; failures are reported."""
     done = 0
     for entry in (entry for entry in listed if "members" in entry):
         row = Checkpoint.objects.filter(pk=entry["id"], manifest_sha256=entry["manifest_sha256"]).first()
         if row is None or files_readable(row) == "here":
             continue
         try:
-            _put(archive, row, entry["members"])
+            _restore(archive, row, entry["members"])
         except (NotReadable, BackupError, OSError) as error:
-            tell(f"  checkpoint of run {row.run_id}, step {row.step}, is not put back: {error}")
+            report(f"  checkpoint of run {row.run_id}, step {row.step}, is not put back: {error}")
         else:
-            tell(f"Checkpoint of run {row.run_id}, step {row.step}: {row.bytes:,} bytes put back.")
+            report(f"Checkpoint of run {row.run_id}, step {row.step}: {row.bytes:,} bytes put back.")
             done += 1
     return done
 
 
-def _put(archive: Archive, row: Checkpoint, members: dict[str, str]) -> None:
-    """Write beside the place and rename. Raises NotReadable when the place is none of the run's, BackupError for odd files."""
+def _restore(archive: Archive, row: Checkpoint, members: dict[str, str]) -> None:
+    """Write to a draft folder and rename it. Raises NotReadable for a folder outside the run's, BackupError for bad files."""
     folder = local_folder(row)
     manifest = archive.read(members[MANIFEST]) if members.get(MANIFEST) in archive.places else b""
     if hashlib.sha256(manifest).hexdigest() != row.manifest_sha256:
@@ -54,11 +54,11 @@ def _put(archive: Archive, row: Checkpoint, members: dict[str, str]) -> None:
 
 
 def contained(path: str) -> PurePosixPath:
-    """The path, if it leads to a file below. Raises BackupError."""
-    wanted = PurePosixPath(path)
-    if wanted.is_absolute() or not wanted.parts or ".." in wanted.parts or "\0" in path:
+    """The path if it is relative and stays below its folder; else raises BackupError."""
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or not relative.parts or ".." in relative.parts or "\0" in path:
         raise BackupError(f"the backup names {path!r}, which is no file of a checkpoint")
-    return wanted
+    return relative
 
 
 def _write(file: Path, archive: Archive, member: str) -> None:

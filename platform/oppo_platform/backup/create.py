@@ -1,6 +1,6 @@
-"""Makes a backup: the database as of one instant, what is known of every checkpoint, and, if asked for, keys and their files.
+"""Creates a backup: the database at one instant, a list of all checkpoints, and optionally keys and checkpoint files.
 
-The manifest's counts come from the snapshot that pg_dump reads, so they agree to the row while everybody writes on.
+The manifest's row counts come from the snapshot that pg_dump reads, so they match exactly during concurrent writes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from oppo_platform.backup import BackupError, keys, pg_tools
-from oppo_platform.backup.archive import CHECKPOINTS, DATABASE, READ_BYTES, Tell, Write, Writer, new_archive
-from oppo_platform.backup.snapshot import Snapshot, held
+from oppo_platform.backup.archive import CHECKPOINTS, DATABASE, READ_BYTES, Report, Write, Writer, new_archive
+from oppo_platform.backup.snapshot import Snapshot, hold_snapshot
 from oppo_platform.runs.checkpoints import NotReadable, files_readable, open_files
 from oppo_platform.runs.models import Checkpoint
 
-TELL_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 LISTED = ("id", "run_id", "attempt_id", "step", "url", "bytes", "manifest_sha256")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A backup that is there: where, how large in bytes, and its manifest."""
+class Backup:
+    """A completed backup."""
 
     file: Path
     bytes: int
@@ -35,53 +35,53 @@ class Made:
 
 
 class Progress:
-    """Says how much has been written, at most every few seconds."""
+    """Reports the number of bytes written, every few seconds."""
 
-    def __init__(self, what: str, tell: Tell, write: Write) -> None:
-        self._what, self._tell, self._write = what, tell, write
-        self._bytes, self._next = 0, time.monotonic() + TELL_EVERY_S
+    def __init__(self, what: str, report: Report, write: Write) -> None:
+        self._what, self._report, self._write = what, report, write
+        self._bytes, self._next = 0, time.monotonic() + REPORT_EVERY_S
 
     def __call__(self, piece: bytes) -> None:
         self._write(piece)
         self._bytes += len(piece)
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + TELL_EVERY_S
-            self._tell(f"  {self._what}: {self._bytes:,} bytes so far")
+            self._next = time.monotonic() + REPORT_EVERY_S
+            self._report(f"  {self._what}: {self._bytes:,} bytes so far")
 
 
-def place_for(wanted: Path, at: datetime) -> Path:
-    """The file that is meant: `wanted`, or one with the time in its name where that is a folder."""
-    return wanted / f"oppo-backup-{at:%Y%m%dT%H%M%SZ}.tar" if wanted.is_dir() else wanted
+def backup_file(target: Path, at: datetime) -> Path:
+    """`target`, or a file in it named after the time if it is a folder."""
+    return target / f"oppo-backup-{at:%Y%m%dT%H%M%SZ}.tar" if target.is_dir() else target
 
 
-def make(url: str, wanted: Path, tell: Tell, *, with_keys: bool = False, with_checkpoints: bool = False) -> Made:
-    """Write a backup of the platform that `url` and Django's settings name.
+def create_backup(url: str, target: Path, report: Report, *, with_keys: bool = False, with_checkpoints: bool = False) -> Backup:
+    """Write a backup of the platform with the database `url` and Django's settings.
 
     Args:
         url: the database.
-        wanted: a file that is not there yet, or a folder that is.
-        tell: takes lines for people who wait.
-        with_keys: put the secret key and the keys of team secrets into it.
-        with_checkpoints: put in the files of those checkpoints that lie on this machine.
+        target: a file that does not exist, or an existing folder.
+        tell: receives progress lines.
+        with_keys: include the secret key and the keys of team secrets.
+        with_checkpoints: include the files of checkpoints on this machine.
 
     Raises:
-        BackupRefused: it cannot be made like this. BackupError: it went wrong; nothing is left of it.
+        BackupRefused: the request is refused. BackupError: the backup failed; no file is left.
     """
-    with held(url, with_files=with_checkpoints) as snapshot:
-        tool = pg_tools.program("pg_dump", major := int(snapshot.server_version.split(".")[0]))
-        if not pg_tools.fills(tool, major):
-            tell(f"NOTE: with pg_dump {tool.version} it can be restored to PostgreSQL {pg_tools.LEAST_FOR_NEW} and later only.")
-        file = place_for(wanted, snapshot.at)
+    with hold_snapshot(url, with_files=with_checkpoints) as snapshot:
+        tool = pg_tools.find_program("pg_dump", major := int(snapshot.server_version.split(".")[0]))
+        if not pg_tools.is_compatible(tool, major):
+            report(f"NOTE: with pg_dump {tool.version} it can be restored to PostgreSQL {pg_tools.MIN_FOR_NEW} and later only.")
+        file = backup_file(target, snapshot.at)
         with new_archive(file) as archive:
-            tell(f"Database of {snapshot.bytes:,} bytes, with pg_dump {tool.version} …")
+            report(f"Database of {snapshot.bytes:,} bytes, with pg_dump {tool.version} …")
             with archive.member(DATABASE) as write:
-                pg_tools.dump(tool, url, snapshot.name, Progress("database", tell, write))
-            listed = _checkpoints(snapshot, archive, tell, with_checkpoints)
+                pg_tools.dump(tool, url, snapshot.name, Progress("database", report, write))
+            listed = _checkpoints(snapshot, archive, report, with_checkpoints)
             archive.add(CHECKPOINTS, json.dumps(listed, indent=1).encode())
             if with_keys:
-                archive.add(keys.MEMBER, keys.keys_here().as_json())
-            archive.seal(manifest := _manifest(snapshot, tool, listed, with_keys))
-        return Made(file, file.stat().st_size, manifest)
+                archive.add(keys.MEMBER, keys.current_keys().as_json())
+            archive.finish(manifest := _manifest(snapshot, tool, listed, with_keys))
+        return Backup(file, file.stat().st_size, manifest)
 
 
 def _manifest(snapshot: Snapshot, tool: pg_tools.Program, listed: list[dict[str, Any]], with_keys: bool) -> dict[str, Any]:
@@ -100,37 +100,39 @@ def _manifest(snapshot: Snapshot, tool: pg_tools.Program, listed: list[dict[str,
             "included": sum("members" in row for row in listed),
             "bytes": sum(row["bytes"] for row in listed),
         },
-        "keys": {"included": with_keys, **keys.keys_here().fingerprints()},
+        "keys": {"included": with_keys, **keys.current_keys().fingerprints()},
     }
 
 
-def _checkpoints(snapshot: Snapshot, archive: Writer, tell: Tell, with_files: bool) -> list[dict[str, Any]]:
-    """Every registered checkpoint, with `files` (here, deleted or elsewhere) and, for those in the backup, `members`."""
+def _checkpoints(snapshot: Snapshot, archive: Writer, report: Report, with_files: bool) -> list[dict[str, Any]]:
+    """Registered checkpoints with `files` (here, deleted or elsewhere) and, if their files are included, `members`."""
     listed = []
     for number, row in enumerate(snapshot.checkpoints, 1):
         entry: dict[str, Any] = {field: getattr(row, field) for field in LISTED}
         entry["registered_at"] = row.registered_at.astimezone(UTC).isoformat()
         entry["files"] = "here" if row.pk in snapshot.opened else files_readable(row)
         if with_files and entry["files"] == "here":
-            tell(f"Checkpoint {number} of {len(snapshot.checkpoints)}: run {row.run_id}, step {row.step}, {row.bytes:,} bytes …")
-            entry |= _with_files(row, snapshot.opened.get(row.pk), archive, tell)
+            report(
+                f"Checkpoint {number} of {len(snapshot.checkpoints)}: run {row.run_id}, step {row.step}, {row.bytes:,} bytes …"
+            )
+            entry |= _with_files(row, snapshot.opened.get(row.pk), archive, report)
         listed.append(entry)
     return listed
 
 
-def _with_files(row: Checkpoint, opened: list[tuple[str, int, int]] | None, archive: Writer, tell: Tell) -> dict[str, Any]:
-    """The checkpoint's files become members; its own name for each is told beside, and looked at when it is put back."""
+def _with_files(row: Checkpoint, opened: list[tuple[str, int, int]] | None, archive: Writer, report: Report) -> dict[str, Any]:
+    """Add the checkpoint's files as members. Returns `members`: names by path in the checkpoint, validated at restore."""
     with ExitStack() as files:
         try:
             opened = opened or open_files(row, files)
-        except (NotReadable, OSError) as error:  # a run goes on deleting what it need not keep
-            tell(f"  left out: {error}")
+        except (NotReadable, OSError) as error:  # running runs delete old checkpoints meanwhile
+            report(f"  left out: {error}")
             return {"files": files_readable(row), "left_out": str(error)}
         members = {}
         for number, (path, descriptor, size) in enumerate(opened):
             members[path] = f"checkpoints/{row.pk}/{number}"
             with archive.member(members[path]) as write:
-                _copy(descriptor, size, Progress(path, tell, write))
+                _copy(descriptor, size, Progress(path, report, write))
     return {"members": members}
 
 

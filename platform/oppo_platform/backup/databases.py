@@ -1,7 +1,7 @@
-"""The server's side of a restore: who is connected, a fresh database, and the transaction in which it takes the old one's place.
+"""Database operations of a restore: check connections, create a fresh database, and swap it with the old one.
 
 `oppo_restoring_1a2b3c4d` is filled → in one transaction `oppo` becomes `oppo_before_20261122024000`, and the new one `oppo`.
-PostgreSQL renames no database to which anybody is connected, so the platform must stand still, and is seen to.
+PostgreSQL cannot rename a database with open connections, so the platform must be stopped.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ RIGHTS: LiteralString = """
 
 
 class Server:
-    """A PostgreSQL server, by way of its database `postgres`, and the database that the platform has there."""
+    """A PostgreSQL server, connected through its database `postgres`, and the platform's database `name` there."""
 
     def __init__(self, url: str, connection: psycopg.Connection[Any]) -> None:
         self.url, self._connection = url, connection
-        self.name = database_of(url)
+        self.name = database_name(url)
 
     @property
     def major(self) -> int:
-        """18."""
+        """Major version, for example 18."""
         return self._connection.info.server_version // 10000
 
     def exists(self) -> bool:
-        """Whether the platform's database is there."""
+        """Whether the platform's database exists."""
         return self._connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.name]).fetchone() is not None
 
-    def refuse_users(self) -> None:
-        """Raises BackupRefused while anybody is connected to the platform's database, and says who."""
+    def check_unused(self) -> None:
+        """Raises BackupRefused with a list of clients while any is connected to the platform's database."""
         users = self._connection.execute(USERS, [self.name]).fetchall()
         if users:
             who = ", ".join(f"{count} × {name} from {host}" for name, host, count in users)
@@ -60,12 +60,9 @@ class Server:
                 "scheduler and housekeeper on every machine, then restore. Workers may stay: they have no connection to it."
             )
 
-    def refuse_rights(self) -> None:
-        """Raises BackupRefused when this user may not make a database, or not rename the platform's."""
-        may, mine = self._connection.execute(
-            RIGHTS,
-            [self.name],
-        ).fetchone()  # type: ignore[misc]
+    def check_rights(self) -> None:
+        """Raises BackupRefused if this user may not create databases or rename the platform's."""
+        may, mine = self._connection.execute(RIGHTS, [self.name]).fetchone()  # type: ignore[misc]
         if not (may and mine):
             user = self._connection.info.user
             raise BackupRefused(
@@ -74,13 +71,14 @@ class Server:
             )
 
     def url_of(self, name: str) -> str:
-        """How clients reach another database there, password included."""
+        """URL of another database on the server, with password."""
         return make_conninfo("", **{**conninfo_to_dict(self.url), "dbname": name})
 
     @contextmanager
     def fresh(self) -> Iterator[str]:
-        """A new, empty database, by its name; dropped at the end unless it has been given another one by then."""
-        self._drop_leftovers()
+        """Yields the name of a new, empty database; dropped at the end unless it was renamed."""
+        for left in self._named(FRESH):  # of killed restores: the lock excludes a running one
+            self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", left)
         name = f"{self.name[:LONGEST_NAME]}{FRESH}{secrets.token_hex(4)}"
         try:
             self._execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", name)
@@ -91,17 +89,12 @@ class Server:
             with suppress(psycopg.Error):
                 self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
-    def _drop_leftovers(self) -> None:
-        """What killed restores have left; the lock says that none goes on."""
-        for name in self._named(FRESH):
-            self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
-
     def kept(self) -> list[str]:
-        """Databases that restores have put aside, oldest first."""
+        """Previous databases kept by restores, oldest first."""
         return self._named(KEPT)
 
     def stamp_at(self, moment: datetime) -> str:
-        """20261122024000: the second that names what a restore puts aside; a later one while that name is taken."""
+        """Time stamp for the name of a kept database, like 20261122024000; later if that name is taken."""
         taken = self.kept()
         while self._kept_name(stamp := f"{moment:%Y%m%d%H%M%S}") in taken:
             moment += timedelta(seconds=1)
@@ -111,14 +104,14 @@ class Server:
         return f"{self.name[:LONGEST_NAME]}{KEPT}{stamp}"
 
     def drop_kept(self, name: str) -> None:
-        """Delete one of them for good. Raises BackupRefused for any other."""
+        """Delete a kept database permanently. Raises BackupRefused for any other."""
         self._refuse_others(name)
         self._execute("DROP DATABASE {}", name)
 
-    def put_back(self, name: str, moment: datetime) -> str:
-        """Let one of them be the platform's again; the present one is put aside. Returns its new name. Raises BackupRefused."""
+    def swap_kept(self, name: str, moment: datetime) -> str:
+        """Swap a kept database with the current one. Returns the current one's new name. Raises BackupRefused."""
         self._refuse_others(name)
-        self.refuse_users()
+        self.check_unused()
         return self.swap(name, self.stamp_at(moment))
 
     def _refuse_others(self, name: str) -> None:
@@ -133,10 +126,10 @@ class Server:
         return [name for (name,) in found.fetchall()]
 
     def swap(self, fresh: str, stamp: str) -> str:
-        """Put the fresh database in the old one's place, both renamed in one transaction. Returns the old one's new name, or "".
+        """Rename both databases in one transaction. Returns the old one's new name, or "" if there was none.
 
         Raises:
-            BackupRefused: somebody has connected meanwhile; everything is as it was.
+            BackupRefused: a client has connected meanwhile; nothing was changed.
         """
         kept = self._kept_name(stamp) if self.exists() else ""
         try:
@@ -145,9 +138,9 @@ class Server:
                     self._execute("ALTER DATABASE {} RENAME TO {}", self.name, kept)
                 self._execute("ALTER DATABASE {} RENAME TO {}", fresh, self.name)
         except psycopg.errors.ObjectInUse:
-            self.refuse_users()
+            self.check_unused()
             raise BackupRefused(
-                f"Somebody was connected to {self.name} just now, and nothing was changed. Restore again."
+                f"A client was connected to {self.name} just now, and nothing was changed. Restore again."
             ) from None
         return kept
 
@@ -156,11 +149,11 @@ class Server:
 
 
 @contextmanager
-def server_of(url: str) -> Iterator[Server]:
-    """The server of the platform's database, for one restore at a time.
+def connect_server(url: str) -> Iterator[Server]:
+    """Connect to the server of the platform's database, and lock it for one restore at a time.
 
     Raises:
-        BackupRefused: it cannot be reached, or another restore is under way there.
+        BackupRefused: it cannot be reached, or another restore is in progress.
     """
     try:
         connection = psycopg.connect(
@@ -177,8 +170,8 @@ def server_of(url: str) -> Iterator[Server]:
         yield Server(url, connection)
 
 
-def database_of(url: str) -> str:
-    """Its name. Raises BackupRefused when the URL gives none."""
+def database_name(url: str) -> str:
+    """The database name in a URL. Raises BackupRefused without one."""
     name = conninfo_to_dict(url).get("dbname")
     if not name:
         raise BackupRefused("DATABASE_URL names no database.")

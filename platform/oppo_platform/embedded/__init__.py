@@ -1,10 +1,10 @@
-"""PostgreSQL and Valkey from their wheels, started by ourselves: nothing needs to be installed beforehand.
+"""Embedded PostgreSQL and Valkey servers from Python wheels, without installation.
 
     with embedded.postgres(folder) as url:      # postgresql://oppo:…@127.0.0.1:54321/oppo
         …
 
-`oppo up` drives `PostgresServer` and `ValkeyServer` itself, so that it can restart them; everybody else uses the two context
-managers. A server ends when the `with` block does or when this process dies, `kill -9` included.
+`oppo up` uses `PostgresServer` and `ValkeyServer`, which can be restarted; other code uses the context managers. A server ends
+with the `with` block or when this process dies, also by `kill -9`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def postgres(home: Path, *, throwaway: bool = False) -> Iterator[str]:
     """Run PostgreSQL with its data below `home`; yields its URL once it accepts connections.
 
     Args:
-        home: folder for data, password and log; kept between runs.
-        throwaway: for tests: faster because nothing survives a power cut, and the data is removed at the end.
+        home: folder for data, password and log; persistent.
+        throwaway: for tests: faster without durability, and the data is removed at the end.
 
     Raises:
-        ServerError: it could not be started; the text names the reason and the log's last lines.
+        ServerError: it could not be started; the text has the reason and the log's last lines.
     """
     with _running(PostgresServer(home, throwaway=throwaway)) as url:
         yield url
@@ -38,7 +38,7 @@ def postgres(home: Path, *, throwaway: bool = False) -> Iterator[str]:
 
 @contextmanager
 def valkey(home: Path, *, throwaway: bool = False) -> Iterator[str]:
-    """Run Valkey with its files below `home`; yields its URL once it answers. Otherwise as `postgres`."""
+    """Run Valkey with its files below `home`; yields its URL once it responds. Otherwise as `postgres`."""
     with _running(ValkeyServer(home, throwaway=throwaway)) as url:
         yield url
 

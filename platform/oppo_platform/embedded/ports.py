@@ -1,4 +1,4 @@
-"""Ports on 127.0.0.1 that stay the same: a restarted server comes back where its clients look for it."""
+"""Persistent ports on 127.0.0.1: a restarted server uses the same port."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 
 
-def remembered_port(home: Path, name: str, preferred: int | None = None) -> int:
-    """The port of `name`, kept in `home/ports.json`; a new one when it has none yet or somebody else took it meanwhile.
+def saved_port(home: Path, name: str, preferred: int | None = None) -> int:
+    """The port of the server `name`, saved in `home/ports.json`; a new one if it has none, or its port is in use.
 
-    Args:
-        home: the folder that remembers.
-        name: whose port.
-        preferred: tried first when none is remembered.
+    `preferred` is tried first if none is saved.
     """
-    known = _remembered(home).get(name, preferred)
+    known = _saved_ports(home).get(name, preferred)
     port = known if known is not None and is_free(known) else _any_free_port()
-    remember_port(home, name, port)
+    save_port(home, name, port)
     return port
 
 
-def remember_port(home: Path, name: str, port: int) -> None:
-    """From now on this is the port of `name`."""
-    ports = _remembered(home)
+def save_port(home: Path, name: str, port: int) -> None:
+    """Save the port of `name`."""
+    ports = _saved_ports(home)
     if ports.get(name) == port:
         return
     fresh = (home / "ports.json").with_suffix(".new")
@@ -33,15 +30,15 @@ def remember_port(home: Path, name: str, port: int) -> None:
     fresh.replace(home / "ports.json")
 
 
-def _remembered(home: Path) -> dict[str, int]:
+def _saved_ports(home: Path) -> dict[str, int]:
     file = home / "ports.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on the port of this machine's loopback address."""
+    """Whether a server can bind the port on the loopback address."""
     with socket.socket() as probe:
-        # As servers do: a connection that lingers from an earlier life does not make the port taken.
+        # Like servers: connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))

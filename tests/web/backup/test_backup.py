@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from oppo_cli.main import main
 from oppo_platform.backup import BackupError, BackupRefused, pg_tools
 from oppo_platform.backup.archive import PARTIAL, new_archive, open_archive
-from oppo_platform.backup.create import place_for
+from oppo_platform.backup.create import backup_file
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import ProducerMark
 from tests.web.backup.backups import Backups
@@ -205,22 +205,22 @@ def test_the_manifest_says_what_is_in_it(world, backups: Backups, events) -> Non
 
 
 def test_no_password_stands_on_a_command_line() -> None:
-    where, environ = pg_tools.address("postgresql://oppo:s3cret@db.example/oppo?sslmode=require", "other")
+    where, environ = pg_tools.connection_args("postgresql://oppo:s3cret@db.example/oppo?sslmode=require")
     assert "s3cret" not in where
     assert environ["PGPASSWORD"] == "s3cret"
-    assert "dbname=other" in where
+    assert "dbname=oppo" in where
     assert "sslmode=require" in where
 
 
 def test_programs_older_than_the_server_are_refused_with_what_to_install() -> None:
-    assert pg_tools.program("pg_dump", 18).major >= 18
+    assert pg_tools.find_program("pg_dump", 18).major >= 18
     with pytest.raises(BackupRefused, match="postgresql-client-99"):
-        pg_tools.program("pg_dump", 99)
+        pg_tools.find_program("pg_dump", 99)
 
 
 def test_a_folder_gets_a_file_with_the_time_in_its_name(tmp_path: Path, clock) -> None:
-    assert place_for(tmp_path, clock.now()) == tmp_path / "oppo-backup-20261101T120000Z.tar"
-    assert place_for(tmp_path / "b.tar", clock.now()) == tmp_path / "b.tar"
+    assert backup_file(tmp_path, clock.now()) == tmp_path / "oppo-backup-20261101T120000Z.tar"
+    assert backup_file(tmp_path / "b.tar", clock.now()) == tmp_path / "b.tar"
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink
-from oppo_platform.backup.post_restore import settle
+from oppo_platform.backup.post_restore import invalidate_stale_state
 from oppo_platform.cluster.models import Device, DeviceState, JoinToken
 from oppo_platform.runs.lifecycle import cancel_run, pause_run
 from oppo_platform.runs.models import Allocation, Attempt
@@ -18,7 +18,7 @@ def settled(world) -> int:
     """As long after the backup as it takes: what is settled is of the backup's moment."""
     at = world.clock.now()
     world.clock.advance(3 * 24 * 3600)
-    return settle(at, "b.tar")
+    return invalidate_stale_state(at, "b.tar")
 
 
 def test_a_run_that_was_allocated_waits_and_nothing_was_lost(world) -> None:
@@ -29,7 +29,7 @@ def test_a_run_that_was_allocated_waits_and_nothing_was_lost(world) -> None:
     run.refresh_from_db()
     assert (run.state, run.reason) == ("queued", f"{CAUSE} No progress was lost.")
     assert run.attempts.get().outcome == "unclaimed"
-    assert settle(world.clock.now(), "b.tar") == 0, "nothing is left to be settled"
+    assert invalidate_stale_state(world.clock.now(), "b.tar") == 0, "nothing is left to be settled"
 
 
 @pytest.mark.parametrize(("wish", "state"), [(pause_run, "paused"), (cancel_run, "cancelled"), (None, "queued")])

@@ -21,9 +21,9 @@ from oppo_platform.accounts.services import create_login_link
 from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.backup import BackupError, BackupRefused
 from oppo_platform.backup.archive import new_archive, open_archive
-from oppo_platform.backup.databases import server_of
+from oppo_platform.backup.databases import connect_server
 from oppo_platform.backup.keys import fingerprint as key_hash
-from oppo_platform.backup.restore import refuse_newer
+from oppo_platform.backup.restore import check_migrations
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from tests.web.backup.backups import TARGET, Backups, databases, everything, save, url_of
@@ -133,13 +133,13 @@ def test_a_database_with_runs_is_replaced_only_when_told_and_kept(busy, backups:
     assert done.kept.startswith(f"{TARGET}_before_20")
     assert everything(done.kept) == before
     assert len(everything(TARGET)["runs_run"]) == 3
-    with server_of(url_of(TARGET)) as server:
+    with connect_server(url_of(TARGET)) as server:
         with pytest.raises(BackupRefused, match="is no database that a restore has put aside"):
             server.drop_kept("postgres")
         assert server.kept() == [done.kept]
         second = datetime.strptime(done.kept[-14:] + "Z", "%Y%m%d%H%M%S%z")
         assert server.stamp_at(second) == f"{second + timedelta(seconds=1):%Y%m%d%H%M%S}", "two restores in one second"
-        aside = server.put_back(done.kept, datetime(2099, 1, 1, tzinfo=UTC))
+        aside = server.swap_kept(done.kept, datetime(2099, 1, 1, tzinfo=UTC))
         assert everything(TARGET) == before, "a restore can be undone"
         assert aside == f"{TARGET}_before_20990101000000"
         server.drop_kept(aside)
@@ -172,7 +172,7 @@ def test_who_connects_in_the_last_moment_is_noticed_and_everything_stays(busy, b
 
 
 def test_only_one_restore_at_a_time(busy, backups: Backups) -> None:
-    with server_of(url_of(TARGET)), pytest.raises(BackupRefused, match="Another restore"), server_of(url_of("other")):
+    with connect_server(url_of(TARGET)), pytest.raises(BackupRefused, match="Another restore"), connect_server(url_of("other")):
         pass
 
 
@@ -245,9 +245,9 @@ def test_a_backup_of_before_a_migration_is_brought_up_to_date(busy, backups: Bac
 def test_a_backup_newer_than_the_code_is_refused_in_words(backups: Backups) -> None:
     manifest = {"platform_version": "7.0", "migrations": {"runs": ["0001_initial", "0099_future"], "fresh": ["0001_initial"]}}
     with pytest.raises(BackupRefused, match=r"newer than this installation \(OPPO 7.0; unknown here: runs.0099_future, fresh."):
-        refuse_newer(manifest)
+        check_migrations(manifest)
     manifest = backups.made().manifest
-    refuse_newer(manifest)
+    check_migrations(manifest)
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0099_future', now())")
     try:
@@ -283,10 +283,10 @@ def test_keys_come_back_when_they_were_put_in_and_are_asked_for_when_not(busy, b
     settings.OPPO_HOME, settings.SECRET_KEY = backups.home, "another key of another installation, long enough"
     done = backups.restored(without.file)
     assert "the one of the backup" in done.keys[0]
-    assert done.sealed_for_ever == ["secret HUB_TOKEN of team Letters"]
+    assert done.undecryptable == ["secret HUB_TOKEN of team Letters"]
     had = (backups.home / "secrets_keys").read_text()
     done = backups.restored(with_keys.file, replace=True)
-    assert done.sealed_for_ever == []
+    assert done.undecryptable == []
     assert [words.partition(";")[0] for words in done.keys] == ["secret_key is put back.", "secrets_keys is put back"]
     assert key_hash((backups.home / "secret_key").read_text()) == with_keys.manifest["keys"]["secret_key"]
     assert (backups.home / "secrets_keys").read_text().split() == [*(kept / "secrets_keys").read_text().split(), *had.split()]
