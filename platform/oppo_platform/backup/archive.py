@@ -50,7 +50,7 @@ class Writer:
     @contextmanager
     def member(self, name: str) -> Iterator[Write]:
         """Yields a function that appends bytes to the member; the header is written at the end."""
-        begin, digest, size = self._out.report(), hashlib.sha256(), 0
+        begin, digest, size = self._out.tell(), hashlib.sha256(), 0
         self._out.write(_header(name, 0))
 
         def write(piece: bytes) -> None:
@@ -61,7 +61,7 @@ class Writer:
 
         yield write
         self._out.write(b"\0" * (-size % BLOCK))
-        end = self._out.report()
+        end = self._out.tell()
         self._out.seek(begin)
         self._out.write(_header(name, size))
         self._out.seek(end)

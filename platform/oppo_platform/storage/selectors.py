@@ -158,16 +158,14 @@ def upcoming(team_id: int) -> list[Upcoming]:
     for days, runs, what in ((row.run_days, ends, "the whole run"), (row.detail_days, detailed, "timeline, samples and logs")):
         if days is not None:
             planned += [
-                _upcoming(run, what, max(begins, run.ended_at + timedelta(days=days))) for run in runs[:SOON] if run.ended_at
+                Upcoming(id=run.pk, name=run.name, what=what, at=max(begins, run.ended_at + timedelta(days=days)))
+                for run in runs[:SOON]
             ]
     for run in with_surplus_checkpoints(row)[:SOON]:
         surplus = run.kept - (row.keep_checkpoints or 0)  # type: ignore[attr-defined]  # an annotation
-        planned.append(_upcoming(run, f"{surplus} checkpoint{'s' if surplus > 1 else ''}", max(begins, clock.now())))
+        what = f"{surplus} checkpoint{'s' if surplus > 1 else ''}"
+        planned.append(Upcoming(id=run.pk, name=run.name, what=what, at=max(begins, clock.now())))
     return sorted(planned, key=lambda deletion: deletion["at"])[:SOON]
-
-
-def _upcoming(run: Run, what: str, at: datetime) -> Upcoming:
-    return Upcoming(id=run.pk, name=run.name, what=what, at=at)
 
 
 def all_quota_usage() -> list[tuple[Team, QuotaUsage]]:

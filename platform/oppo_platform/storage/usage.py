@@ -30,14 +30,14 @@ NO_LIMIT = 2**31 - 1  # above every step
 LINE_BYTES, ANSWER_BYTES, STEP_BYTES, BATCH_BYTES, BLOCK_BYTES, SERIES_BYTES = 160, 330, 190, 90, 260, 180
 
 LOGS = """
-    SELECT attempt_id, max(id), sum(pg_column_size(text)) + count(*) * %(row)s FROM telemetry_logline AS told
-      JOIN unnest(%(ids)s::bigint[], %(marks)s::bigint[]) AS mark(attempt, place) ON told.attempt_id = mark.attempt
-     WHERE told.id > mark.place GROUP BY 1
+    SELECT attempt_id, max(id), sum(pg_column_size(text)) + count(*) * %(row)s FROM telemetry_logline AS entry
+      JOIN unnest(%(ids)s::bigint[], %(marks)s::bigint[]) AS mark(attempt, place) ON entry.attempt_id = mark.attempt
+     WHERE entry.id > mark.place GROUP BY 1
 """
 STEPS = """
-    SELECT attempt_id, max(step), sum({size}) + count(*) * %(row)s FROM {table} AS told
-      JOIN unnest(%(ids)s::bigint[], %(marks)s::bigint[]) AS mark(attempt, place) ON told.attempt_id = mark.attempt
-     WHERE told.step > mark.place AND told.step <= %(until)s GROUP BY 1
+    SELECT attempt_id, max(step), sum({size}) + count(*) * %(row)s FROM {table} AS entry
+      JOIN unnest(%(ids)s::bigint[], %(marks)s::bigint[]) AS mark(attempt, place) ON entry.attempt_id = mark.attempt
+     WHERE entry.step > mark.place AND entry.step <= %(until)s GROUP BY 1
 """
 # By part: the query, and the bytes of a row besides its large columns.
 INCREMENTAL = {
@@ -47,12 +47,12 @@ INCREMENTAL = {
 }
 SERIES = """
     WITH mine AS (SELECT id FROM telemetry_series WHERE attempt_id = ANY(%(ids)s)),
-         told AS (
+         sizes AS (
              SELECT pg_column_size(data) + %(batch)s AS size FROM telemetry_hotpoints WHERE series_id IN (SELECT id FROM mine)
              UNION ALL
              SELECT pg_column_size(points) + pg_column_size(fine) + pg_column_size(coarse) + pg_column_size(whole) + %(block)s
                FROM telemetry_block WHERE series_id IN (SELECT id FROM mine))
-    SELECT (SELECT count(*) * %(series)s FROM mine) + coalesce((SELECT sum(size) FROM told), 0)
+    SELECT (SELECT count(*) * %(series)s FROM mine) + coalesce((SELECT sum(size) FROM sizes), 0)
 """
 
 

@@ -80,8 +80,10 @@ def _try_lock(attempt_id: int) -> bool:
 def _compact_series(series: Series, hot: Sequence[tuple[blocks.Steps, blocks.Values]]) -> None:
     first_step = min(int(steps.min()) for steps, _ in hot)
     # Blocks that overlap hot points, and the last one while it has room.
-    opened = list(Block.objects.filter(series=series).filter(Q(last_step__gte=first_step) | Q(pk__in=_unfilled(series))))
-    opened.sort(key=lambda block: block.first_step)
+    last = Block.objects.filter(series=series).order_by("-first_step").first()
+    unfilled = [last.pk] if last is not None and last.count < blocks.POINTS_A_BLOCK else []
+    rows = Block.objects.filter(series=series).filter(Q(last_step__gte=first_step) | Q(pk__in=unfilled))
+    opened = list(rows.order_by("first_step"))
     parts = [blocks.unpack_block(b.first_step, b.stride, b.points) for b in opened] + list(hot)
     steps, values = blocks.sort_by_step(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
     Block.objects.filter(pk__in=[block.pk for block in opened]).delete()
@@ -91,11 +93,6 @@ def _compact_series(series: Series, hot: Sequence[tuple[blocks.Steps, blocks.Val
     series.last_step = max(series.last_step, int(steps[-1]))
     series.first_step = min(series.first_step, int(steps[0])) if series.points > len(steps) else int(steps[0])
     series.save(update_fields=["points", "first_step", "last_step"])
-
-
-def _unfilled(series: Series) -> list[int]:
-    last = Block.objects.filter(series=series).order_by("-first_step").first()
-    return [last.pk] if last is not None and last.count < blocks.POINTS_A_BLOCK else []
 
 
 def _block(series: Series, steps: blocks.Steps, values: blocks.Values) -> Block:

@@ -13,7 +13,7 @@ from oppo_contract.retired import drop_unused_settings
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.blocks import Buckets, Values, merge_every
-from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
+from oppo_platform.telemetry.grouping import Group, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, attempt_ranges_by_run, read_buckets, read_points
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.selectors import columns, expand_keys
@@ -69,7 +69,7 @@ def compare(
         "target": goal,
         "time_to_target": {str(run_id): value for run_id, value in reached.items()},
         "baseline": baseline,
-        "speedup": {str(run_id): _times_faster(slow, own) for run_id, own in pace.items()},
+        "speedup": {str(run_id): ratio["mean"] if (ratio := speedup(slow, [own])) else None for run_id, own in pace.items()},
         "groups": [_group(value, ids, reached, slow, pace) for value, ids in groups.items()],
         "config_diff": config_diff(settings),
         "figures": {str(run_id): value for run_id, value in figures_by_run.items()},
@@ -113,18 +113,8 @@ def _group(
         reached=len(hits),
         step=mean([hit["step"] for hit in hits]),
         elapsed_s=mean([hit["elapsed_s"] for hit in hits]),
-        speedup=_speedup(slow, [pace[run_id] for run_id in ids]),
+        speedup=speedup(slow, [pace[run_id] for run_id in ids]),
     )
-
-
-def _times_faster(slow: Sequence[float | None], own: float | None) -> float | None:
-    ratio = _speedup(slow, [own])
-    return ratio["mean"] if ratio else None
-
-
-def _speedup(slow: Sequence[float | None], fast: Sequence[float | None]) -> Ratio | None:
-    """Over the runs with a known time."""
-    return speedup([time for time in slow if time], [time for time in fast if time])
 
 
 def times_to_target(parts: Parts, rewards: Mapping[int, Points], target: float | None) -> dict[int, Reached]:

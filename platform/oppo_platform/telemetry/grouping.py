@@ -56,13 +56,13 @@ def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
     return result
 
 
-def speedup(baseline: Sequence[float], own: Sequence[float]) -> Ratio | None:
-    """Mean of the baseline's times ÷ mean of the group's; None if one has no time above zero.
+def speedup(baseline: Sequence[float | None], own: Sequence[float | None]) -> Ratio | None:
+    """Mean of the baseline's times ÷ mean of the group's; None if one has no time above zero. Unknown times are left out.
 
     The interval is a percentile bootstrap: both sides are resampled independently with a fixed seed, so that the same times
     give the same interval in any order.
     """
-    slow, fast = np.sort(np.asarray(baseline, float)), np.sort(np.asarray(own, float))
+    slow, fast = (np.sort(np.asarray([time for time in times if time], float)) for times in (baseline, own))
     if not len(slow) or not len(fast) or slow[0] <= 0 or fast[0] <= 0:
         return None
     mean = float(slow.mean() / fast.mean())

@@ -43,14 +43,10 @@ def _columns(events: Iterable[StepEvent]) -> dict[str, Column]:
     """The steps' metrics and axes by key."""
     result: dict[str, Column] = defaultdict(lambda: (array("i"), array("d")))
     for event in events:
-        step = event.step
-        for key, field in AXIS_KEYS.items():
+        axes = {key: getattr(event, field) for key, field in AXIS_KEYS.items()}
+        for key, value in (axes | event.metrics).items():
             steps, values = result[key]
-            steps.append(step)
-            values.append(getattr(event, field))
-        for key, value in event.metrics.items():
-            steps, values = result[key]
-            steps.append(step)
+            steps.append(event.step)
             values.append(value)
     return result
 

@@ -53,7 +53,7 @@ def a_backup(file: Path) -> Path:
     with new_archive(file) as archive:
         for name, content in CONTENT.items():
             archive.add(name, content)
-        archive.seal({"rows": {"public.runs_run": 3}, "platform_version": "0"})
+        archive.finish({"rows": {"public.runs_run": 3}, "platform_version": "0"})
     return file
 
 
@@ -129,7 +129,7 @@ def test_members_are_those_of_the_manifest_each_once(tmp_path: Path, names: list
 def test_another_format_is_refused_in_words(tmp_path: Path) -> None:
     with new_archive(tmp_path / "b.tar") as archive:
         archive.add("database.dump", b"")
-        archive.seal({"format": 2, "platform_version": "9.9"})
+        archive.finish({"format": 2, "platform_version": "9.9"})
     with pytest.raises(BackupRefused, match=r"format 2 \(of OPPO 9.9\), and this version reads format 1"):
         read(tmp_path / "b.tar")
 

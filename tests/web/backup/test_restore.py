@@ -198,7 +198,7 @@ def test_a_dump_that_does_not_load_changes_nothing(busy, backups: Backups) -> No
             odd.add("database.dump", dump or archive.read("database.dump"))
             odd.add("checkpoints.json", archive.read("checkpoints.json"))
             rows = {**archive.manifest["rows"], "public.runs_run": 99}
-            odd.seal({**archive.manifest, "rows": rows})
+            odd.finish({**archive.manifest, "rows": rows})
         with pytest.raises(BackupError, match=words):
             backups.restored(file)
         assert databases() == set()
@@ -265,7 +265,7 @@ def test_keys_that_cannot_be_put_back_are_told_and_those_that_are_cut_are_refuse
     with open_archive(made.file, print) as archive, new_archive(cut) as odd:
         for name in archive.manifest.pop("members"):
             odd.add(name, b'{"secret_key": "short"}' if name == "keys.json" else archive.read(name))
-        odd.seal(archive.manifest)
+        odd.finish(archive.manifest)
     with pytest.raises(BackupError, match="keys in the backup"):
         backups.restored(cut)
     settings.OPPO_HOME, settings.SECRET_KEY = backups.home, "another key of another installation, long enough"

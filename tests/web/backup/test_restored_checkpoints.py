@@ -118,7 +118,7 @@ def test_no_name_in_a_backup_leads_out_of_its_checkpoint(busy, backups: Backups)
         listed[0]["members"]["a/../../escaped"] = listed[0]["members"].pop("state.json")
         for name in archive.manifest["members"]:
             odd.add(name, json.dumps(listed).encode() if name == "checkpoints.json" else archive.read(name))
-        odd.seal(archive.manifest)
+        odd.finish(archive.manifest)
     done = backups.restored(evil)
     assert done.checkpoints_put_back == 0
     assert len(done.missing.lost) == 1
