@@ -72,7 +72,7 @@ def test_one_lucky_batch_fires_nothing(training):
     assert tell(30, objective__kl=500.0) == 0
 
 
-def test_a_value_that_is_not_finite_is_told_until_it_is_long_ago(training):
+def test_not_finite_alert_stays_open_until_the_window_has_passed(training):
     _, _, tell = training
     tell(1, actor__pg_loss=0.1)
     assert tell(2, 3, actor__pg_loss="NaN") == 1
@@ -82,19 +82,19 @@ def test_a_value_that_is_not_finite_is_told_until_it_is_long_ago(training):
     assert conditions(closed_at=None) == []
 
 
-def test_what_has_no_meaning_in_a_step_is_no_alarm(training):
+def test_undefined_metrics_open_no_alert(training):
     _, _, tell = training
     assert tell(1, critic__vf_explained_var="NaN", perf__throughput="Infinity") == 0
 
 
-def test_absurd_numbers_stop_no_housekeeper(training):
+def test_extreme_numbers_do_not_break_the_housekeeper(training):
     _, _, tell = training
     absurd = {"objective/kl": 1e308, "critic/score/mean": -1e308, "bubble/cpu:0": 1e308, "timing_s/step": 1e308}
     assert tell(*range(1, 41), **absurd) == 0
     assert Watch.objects.get().reward["count"] == 0
 
 
-def test_a_skipped_step_is_told(training, events):
+def test_skipped_step_opens_an_alert(training, events):
     _, _, tell = training
     tell(1, actor__pg_loss=0.1)
     told = {"controller": "nonfinite", "old": 2, "new": 3, "reason": "skip: the actor's loss is not finite"}
@@ -104,7 +104,7 @@ def test_a_skipped_step_is_told(training, events):
     assert "the actor's loss is not finite" in Alert.objects.get().why
 
 
-def test_idle_devices_are_told(training):
+def test_idle_devices_open_an_alert(training):
     _, _, tell = training
     assert tell(*range(1, 20), **{"bubble/cpu:0": 0.95, "bubble/cpu:1": 0.85}) == 0
     assert tell(20, **{"bubble/cpu:0": 0.95, "bubble/cpu:1": 0.85}) == 1
@@ -120,7 +120,7 @@ def test_the_reward_collapses_after_it_has_gained(training):
     assert "of its gain since" in Alert.objects.get().why
 
 
-def test_silence_is_told_and_ends_with_a_step(training):
+def test_stalled_alert_opens_and_closes_with_the_next_step(training):
     world, _, tell = training
     tell(1, m=1.0)
     world.clock.advance(590)
@@ -133,7 +133,7 @@ def test_silence_is_told_and_ends_with_a_step(training):
     assert conditions(closed_at=None) == []
 
 
-def test_our_own_downtime_is_nobodys_silence(training):
+def test_platform_downtime_does_not_count_as_stalled(training):
     world, _, tell = training
     tell(1, m=1.0)
     world.clock.advance(3600)
@@ -159,7 +159,7 @@ def test_the_first_step_may_take_longer(training):
         ("failed", "NonFiniteError: the actor's loss is NaN", [C.NOT_FINITE, C.FAILED]),
     ],
 )
-def test_an_end_is_told_once_and_closes_the_rest(training, outcome, reason, told):
+def test_end_is_announced_once_and_closes_open_alerts(training, outcome, reason, told):
     _, run, tell = training
     tell(*range(1, 21), objective__kl=60.0)
     end(tell, outcome, reason)
@@ -179,7 +179,7 @@ def test_a_cancelled_run_closes_and_announces_nothing(world):
     assert not Ending.objects.exists()
 
 
-def test_a_paused_run_is_not_stalled_and_its_kl_stays_told(training):
+def test_paused_run_closes_stalled_and_keeps_kl_open(training):
     world, run, tell = training
     tell(*range(1, 21), objective__kl=60.0)
     world.clock.advance(601)
@@ -190,7 +190,7 @@ def test_a_paused_run_is_not_stalled_and_its_kl_stays_told(training):
     assert conditions(closed_at=None) == [C.KL_ABOVE]
 
 
-def test_a_newer_attempt_that_goes_back_is_judged_by_what_it_tells(training, events):
+def test_newer_attempt_that_repeats_steps_resets_the_reward_memory(training, events):
     """The steps that it tells again replace the old ones: their KL, and their part of the reward's memory."""
     world, run, tell = training
     tell(*range(1, 31), critic__score__mean=lambda step: step / 10, objective__kl=60.0)
@@ -209,7 +209,7 @@ def test_a_newer_attempt_that_goes_back_is_judged_by_what_it_tells(training, eve
     assert conditions(closed_at=None) == []
 
 
-def test_what_is_turned_off_or_silenced_is_not_told(training):
+def test_disabled_rules_and_silenced_runs_open_no_alerts(training):
     world, run, tell = training
     tell(*range(1, 21), objective__kl=60.0, actor__pg_loss="NaN")
     assert conditions(closed_at=None) == [C.KL_ABOVE, C.NOT_FINITE]
@@ -242,7 +242,7 @@ def test_rules_that_are_refused_stay_in_the_form(world):
     assert {c: after[c].threshold for c in after} == {c: before[c].threshold for c in before}
 
 
-def test_two_evaluators_at_once_tell_everything_once(training, at_once):
+def test_concurrent_evaluators_announce_once(training, at_once):
     world, _, tell = training
     hook = Webhook.objects.create(team=world.team, url="https://example.org/", sealed=b"", created_at=world.clock.now())
     tell(*range(1, 21), look=False, objective__kl=60.0, actor__pg_loss="NaN")
@@ -270,7 +270,7 @@ def test_opening_and_closing_at_once_keeps_one_of_each(training, at_once):
     assert sum(alert is not None for alert in announced) == 1
 
 
-def test_a_stale_look_opens_nothing_once_the_run_has_ended(training, monkeypatch):
+def test_stale_evaluation_opens_nothing_after_the_end(training, monkeypatch):
     from oppo_platform.alerts import evaluator
 
     _, run, tell = training
@@ -289,7 +289,7 @@ def test_a_stale_look_opens_nothing_once_the_run_has_ended(training, monkeypatch
     assert conditions() == [C.FAILED]
 
 
-def test_people_are_mailed_what_they_chose(training, settings, mailoutbox):
+def test_mail_follows_the_users_preferences(training, settings, mailoutbox):
     from oppo_platform.alerts.delivery import deliver_due
 
     world, run, tell = training

@@ -58,7 +58,7 @@ def test_a_higher_value_is_never_less_of_an_alert(is_open, low, more, threshold,
 
 
 @given(values=st.lists(ANY, max_size=30), window=WINDOWS)
-def test_a_window_says_something_when_it_is_full_and_finite(values, window):
+def test_window_mean_needs_a_full_finite_window(values, window):
     told, last = policy.window_mean(values, window), values[-window:]
     if len(last) < window or any(not abs(value) < policy.LARGEST for value in last):
         assert told is None
@@ -109,7 +109,7 @@ def test_the_memory_equals_the_oracle_however_it_is_cut(values, window, cut):
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=30), window=WINDOWS)
 @example(values=[0.0, -1.1125369292536007e-308, 0.0, 2.0], window=2)
-def test_whatever_a_worker_tells_the_memory_can_be_stored(values, window):
+def test_reward_memory_is_finite_for_any_values(values, window):
     memory = folded(values, window)
     stored = [
         memory.level,
@@ -161,7 +161,7 @@ def test_a_slump_before_anything_was_gained_and_one_lucky_batch_are_no_collapse(
 
 
 @given(offset=VALUES, scale=st.floats(0.1, 100))
-def test_a_collapse_does_not_hang_on_the_units_of_the_reward(offset, scale):
+def test_collapse_is_independent_of_the_rewards_scale(offset, scale):
     course = RISE + [0.2] * 40
     moved = [round(offset) + scale * value for value in course]
     assert [v for _, v in collapses(moved, RULE)] == [v for _, v in collapses(course, RULE)] == ["open"]
@@ -186,7 +186,7 @@ def test_a_stall_is_both_long_and_many_steps_long(silent_s, pace_s):
         (False, 9, 29, "keep"),
     ],
 )
-def test_what_was_not_finite_is_over_after_the_window(is_open, last_at, step, verdict):
+def test_not_finite_closes_after_the_window(is_open, last_at, step, verdict):
     assert policy.nonfinite(is_open, last_at, step, DEFAULTS[C.NOT_FINITE]) == verdict
 
 

@@ -15,12 +15,12 @@ from oppo_platform.alerts.url_policy import UrlNotAllowed, address_error, parse_
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::",
     ],
 )  # fmt: skip
-def test_inner_addresses_in_every_spelling(address):
+def test_private_addresses_in_every_notation_are_blocked(address):
     assert address_error(address, private_allowed=False) != ""
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fe80::1", "224.0.0.1"])
-def test_what_no_operator_can_allow(address):
+def test_link_local_addresses_are_never_allowed(address):
     assert address_error(address, private_allowed=True) != ""
 
 

@@ -173,7 +173,7 @@ def test_a_receiver_that_fails_is_tried_five_times_within_the_hour(hooked):
     assert "The receiver returned 500." in page
 
 
-def test_a_receiver_that_recovers_hears_it_once(hooked):
+def test_receiver_that_recovers_gets_one_delivery(hooked):
     world, run, receiver, _ = hooked
     receiver.statuses = [503]
     told(run)
@@ -195,14 +195,14 @@ def test_no_redirect_is_followed(hooked):
     assert "redirect" in Delivery.objects.get().error
 
 
-def test_two_couriers_at_once_send_it_once(hooked, at_once):
+def test_concurrent_senders_deliver_once(hooked, at_once):
     _, run, receiver, _ = hooked
     told(run)
     assert sorted(at_once(deliver_due, deliver_due, deliver_due)) == [0, 0, 1]
     assert len(receiver.came) == 1
 
 
-def test_what_a_dead_courier_held_is_sent_again(hooked, monkeypatch):
+def test_delivery_claimed_by_a_dead_sender_is_sent_again(hooked, monkeypatch):
     from oppo_platform.alerts import delivery
 
     world, run, receiver, _ = hooked
@@ -216,7 +216,7 @@ def test_what_a_dead_courier_held_is_sent_again(hooked, monkeypatch):
     assert (Delivery.objects.get().tries, len(receiver.came)) == (2, 1)
 
 
-def test_a_message_that_kills_its_courier_is_given_up(hooked, monkeypatch, settings):
+def test_delivery_that_kills_its_sender_fails_after_all_tries(hooked, monkeypatch, settings):
     from oppo_platform.alerts import delivery
 
     world, run, receiver, _ = hooked
@@ -278,7 +278,7 @@ def test_a_certificate_for_another_name_or_of_nobody_is_refused(receiver, monkey
 
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\n", b"no HTTP at all\r\n\r\n"])
-def test_who_dawdles_or_mumbles_is_left_in_time(says, settings):
+def test_slow_or_invalid_responses_end_in_time(says, settings):
     """A plain peer that never ends its answer: the whole post ends within its time."""
     settings.OPPO_WEBHOOK_PRIVATE_HOSTS = settings.OPPO_WEBHOOK_PLAIN_HOSTS = ["localhost"]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -297,7 +297,7 @@ def test_who_dawdles_or_mumbles_is_left_in_time(says, settings):
         held[0].close()
 
 
-def test_what_is_refused_is_told_when_it_is_entered(world):
+def test_refused_urls_are_reported_in_the_form(world):
     wrong = {"url": "http://example.org/", "conditions": ["failed"]}
     told = world.login("ada").post(f"/teams/{world.team.pk}/alerts/webhooks", wrong)
     page = told.content.decode()
@@ -307,7 +307,7 @@ def test_what_is_refused_is_told_when_it_is_entered(world):
     assert not Webhook.objects.exists()
 
 
-def test_the_secret_is_shown_once_and_lies_sealed(world, receiver):
+def test_secret_is_shown_once_and_stored_encrypted(world, receiver):
     ada = world.login("ada")
     reply = ada.post(f"/teams/{world.team.pk}/alerts/webhooks", {"url": receiver.url, "conditions": ["failed"]})
     secret = re.search(r'value="(whsec_[^"]+)"', reply.content.decode())[1]

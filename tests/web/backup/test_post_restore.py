@@ -33,7 +33,7 @@ def test_a_run_that_was_allocated_waits_and_nothing_was_lost(world) -> None:
 
 
 @pytest.mark.parametrize(("wish", "state"), [(pause_run, "paused"), (cancel_run, "cancelled"), (None, "queued")])
-def test_a_wish_of_then_is_granted(world, wish, state) -> None:
+def test_requests_before_the_backup_are_applied(world, wish, state) -> None:
     run, attempt_id = world.start(world.worker())
     if wish is not None:
         wish(run.pk, "user:ada")
@@ -43,7 +43,7 @@ def test_a_wish_of_then_is_granted(world, wish, state) -> None:
     assert Attempt.objects.get(pk=attempt_id).outcome == "restored"
 
 
-def test_it_is_no_death_of_the_run(world) -> None:
+def test_restored_attempt_does_not_count_as_a_failure(world) -> None:
     worker = world.worker()
     run, _ = world.start(worker, retries={"attempts": 1})
     settled(world)
@@ -82,7 +82,7 @@ def test_use_of_devices_ends_with_the_backup(world) -> None:
     assert Allocation.objects.get().released_at == at
 
 
-def test_whatever_works_once_is_void(world) -> None:
+def test_one_time_links_are_void(world) -> None:
     from oppo_platform.accounts.services import create_login_link
 
     create_login_link(world.people["ada"])

@@ -29,7 +29,7 @@ from oppo_platform.runs.models import Allocation, Attempt, Run
 from tests.web.backup.backups import TARGET, Backups, databases, everything, save, url_of
 
 
-def test_what_is_put_back_equals_what_was_there_row_for_row(busy, backups: Backups) -> None:
+def test_restored_rows_equal_the_originals(busy, backups: Backups) -> None:
     before = everything(backups.here)
     assert sum(map(len, before.values())) > 100
     done = backups.restored(backups.made().file, nothing_since=True)
@@ -44,7 +44,7 @@ def test_what_is_put_back_equals_what_was_there_row_for_row(busy, backups: Backu
     assert databases() == {TARGET}
 
 
-def test_the_databases_own_guards_are_put_back_too(busy, backups: Backups) -> None:
+def test_database_constraints_are_restored(busy, backups: Backups) -> None:
     backups.restored(backups.made().file, nothing_since=True)
     with psycopg.connect(url_of(TARGET), autocommit=True) as there:
         for forbidden in (
@@ -58,7 +58,7 @@ def test_the_databases_own_guards_are_put_back_too(busy, backups: Backups) -> No
                 there.execute(forbidden)
 
 
-def test_what_was_running_is_not_taken_for_running(busy, backups: Backups) -> None:
+def test_live_attempts_end_at_the_backup(busy, backups: Backups) -> None:
     _, worker, run, attempt_id = busy
     save(worker, run, attempt_id, 5)
     made = backups.made()
@@ -155,7 +155,7 @@ def test_a_database_in_use_is_left_alone(busy, backups: Backups) -> None:
 
 
 @pytest.mark.full
-def test_who_connects_in_the_last_moment_is_noticed_and_everything_stays(busy, backups: Backups) -> None:
+def test_late_connection_aborts_the_swap_without_changes(busy, backups: Backups) -> None:
     file = backups.made().file
     backups.restored(file)
     before, late = everything(TARGET), []

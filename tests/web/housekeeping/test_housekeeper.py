@@ -86,7 +86,7 @@ def ended_run(world, worker, events, **changes):
     return run, attempt_id
 
 
-def test_series_are_sealed_while_making_room_stands_still(world, events, settings, tmp_path, at_work, monkeypatch):
+def test_compaction_continues_while_deletion_is_blocked(world, events, settings, tmp_path, at_work, monkeypatch):
     settings.OPPO_TRASH_DAYS, settings.OPPO_ARTIFACT_ROOT = 0, tmp_path.as_uri()
     monkeypatch.setattr(housekeeper, "STOP_TIMEOUT_S", 0.1)
     worker = world.worker()
@@ -123,7 +123,7 @@ def test_a_deleted_run_goes_and_all_threads_end_with_the_process(world, events, 
     assert (named("delivery"), named("deletion")) == ([], [])
 
 
-def test_a_fault_while_room_is_made_ends_the_process_so_that_it_is_started_again(world, at_work, monkeypatch):
+def test_error_in_the_deletion_thread_ends_the_process(world, at_work, monkeypatch):
     told = []
 
     def fault():

@@ -69,7 +69,7 @@ def test_others_go_on_and_the_reason_names_the_one_that_is_left_out(world, small
     assert runs[1].reason.endswith("Node full accepts no new runs: low on disk.")
 
 
-def test_figures_are_written_when_they_move_and_not_believed_for_ever(world, small, django_assert_num_queries):
+def test_free_space_is_stored_on_change_and_expires(world, small, django_assert_num_queries):
     worker = world.worker()
     beat(worker, artifacts=50 * GIB)
     beat(worker, artifacts=50 * GIB - 1000)
@@ -93,7 +93,7 @@ def test_a_disk_at_the_limit_does_not_come_and_go(free):
         assert low == was or count < GIB or count >= 1.1 * GIB
 
 
-def test_no_run_is_taken_while_the_database_has_no_room(world, small, settings, make_spec, monkeypatch):
+def test_submission_is_refused_while_the_database_disk_is_low(world, small, settings, make_spec, monkeypatch):
     worker = world.worker()
     run, attempt_id = world.start(worker)
     ada = world.login("ada")
@@ -120,7 +120,7 @@ def test_no_run_is_taken_while_the_database_has_no_room(world, small, settings, 
     assert run.state == "running"
 
 
-def test_room_for_the_database_is_what_its_disk_or_its_limit_leaves(world, settings, tmp_path):
+def test_free_bytes_of_the_database_disk_and_its_limit(world, settings, tmp_path):
     assert database_disk.free_bytes() is None or database_disk.free_bytes() > 0  # a server of this machine tells its folder
     settings.OPPO_DATABASE_FOLDER = str(tmp_path)
     on_disk = database_disk.free_bytes()

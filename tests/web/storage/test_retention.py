@@ -164,7 +164,7 @@ def test_the_newer_attempt_counts_and_a_folder_that_both_wrote_stays(ended):
 
 
 @pytest.mark.parametrize("why", ["keep", "pinned", "fork", "running", "trash"])
-def test_what_is_exempt_stays_whole(ended, why):
+def test_exempt_runs_are_not_changed(ended, why):
     world, run = ended
     before = detail()
     if why == "keep":
@@ -202,7 +202,7 @@ def test_somebody_keeps_a_run_while_its_turn_comes(ended, at_once, deed):
         assert (run.deleted_at is not None) == (unprotected_runs == 1)
 
 
-def test_two_housekeepers_delete_and_tell_once(ended, at_once):
+def test_concurrent_housekeepers_apply_retention_once(ended, at_once):
     world, run = ended
     world.clock.advance(5 * DAY_S)
     rule(world, detail_days=1, keep_checkpoints=2, grace=False)
@@ -213,7 +213,7 @@ def test_two_housekeepers_delete_and_tell_once(ended, at_once):
     assert len(told(world, run)) == 2
 
 
-def test_a_round_is_bounded_and_the_next_goes_on_at_once(ended, monkeypatch):
+def test_round_is_bounded_and_the_next_continues(ended, monkeypatch):
     world, run = ended
     monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 2)
     monkeypatch.setattr(retention, "MOST_BATCHES", 2)

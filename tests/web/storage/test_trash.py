@@ -105,7 +105,7 @@ def test_only_ended_runs_are_deleted(world):
     )  # fmt: skip
 
 
-def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, settings):
+def test_purged_run_leaves_a_tombstone_with_its_usage(ended, settings):
     world, _, run, attempt_id = ended
     folder = file_url_path(artifact_url(run.pk))
     used = decayed_usage(world.clock.now())[world.team.pk]
@@ -207,7 +207,7 @@ def wait_for_lock():
     connection.close()
 
 
-def test_two_housekeepers_at_once_delete_once(ended, at_once, monkeypatch):
+def test_concurrent_housekeepers_purge_once(ended, at_once, monkeypatch):
     _, _, run, _ = ended
     monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 1)
     delete_run(run.pk, "user:ada")

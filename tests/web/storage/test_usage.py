@@ -207,7 +207,7 @@ def test_administrators_set_quotas_and_nobody_else(running):
     assert TeamStorage.objects.get(team=world.team).quota_bytes is None
 
 
-def test_what_is_told_of_storage_over_http(running, events):
+def test_storage_api(running, events):
     world, worker, run, attempt_id = running
     tell_everything(worker, attempt_id, events)
     measure_due_runs()
@@ -222,7 +222,7 @@ def test_what_is_told_of_storage_over_http(running, events):
     assert f"size {size(told['bytes'])}" in vic.get(f"/runs/{run.pk}").content.decode()
 
 
-def test_runs_are_found_and_sorted_by_what_they_take(running):
+def test_runs_are_filtered_and_sorted_by_disk_usage(running):
     world, _, run, _ = running
     small, unknown = world.submit(name="small"), world.submit(name="unknown")
     RunStorage.objects.create(run=run, measured_at=world.clock.now(), checkpoints=9 * 2**30)
@@ -242,7 +242,7 @@ def test_runs_are_found_and_sorted_by_what_they_take(running):
     (0, None, False, False), (10**18, None, False, False), (79, 100, False, False), (80, 100, True, False),
     (100, 100, True, False), (101, 100, True, True), (0, 0, True, False), (1, 0, True, True),
 ])  # fmt: skip
-def test_levels(used, quota, nearly, full):
+def test_quota_usage(used, quota, nearly, full):
     assert (QuotaUsage(used, quota).nearly, QuotaUsage(used, quota).full) == (nearly, full)
 
 

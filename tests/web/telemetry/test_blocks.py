@@ -85,7 +85,7 @@ def test_packing_round_trip(values, gaps):
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(allow_nan=False)), min_size=1))
-def test_of_a_step_told_twice_the_last_telling_counts(points):
+def test_last_point_of_a_repeated_step_counts(points):
     steps, values = blocks.sort_by_step(np.array([s for s, _ in points], np.int32), np.array([v for _, v in points]))
     assert dict(zip(steps.tolist(), values.tolist(), strict=True)) == dict(points)
     assert steps.tolist() == sorted({s for s, _ in points})

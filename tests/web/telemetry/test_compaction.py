@@ -74,7 +74,7 @@ TELLINGS = st.lists(
 
 @HYPOTHESIS
 @given(TELLINGS, st.integers(0, 12_000), st.integers(1, 12_000), st.sampled_from([1, 10, 120, 1500]), st.integers(0, 2**31))
-def test_a_series_reads_as_it_was_told(attempt, tellings, after, length, most, seed):
+def test_series_reads_back_as_reported(attempt, tellings, after, length, most, seed):
     Series.objects.all().delete()
     draw, log, last = np.random.default_rng(seed), {}, 0
     for back, count, seals in tellings:
@@ -93,7 +93,7 @@ def test_a_series_reads_as_it_was_told(attempt, tellings, after, length, most, s
     assert (series.points, series.first_step, series.last_step) == (len(log), 1, last)
 
 
-def test_five_spikes_in_a_hundred_thousand_points_are_seen_from_everywhere(attempt):
+def test_spikes_are_visible_at_every_zoom_level(attempt):
     values = np.random.default_rng(0).normal(size=100_000)
     places = (17, 25_000, 50_001, 77_777, 99_990)
     values[list(places)] = 99.0
@@ -107,7 +107,7 @@ def test_five_spikes_in_a_hundred_thousand_points_are_seen_from_everywhere(attem
             assert (buckets["high"] == 99.0).sum() == len(inside)
 
 
-def test_what_is_no_number_leaves_a_gap(attempt):
+def test_nonfinite_values_leave_a_gap(attempt):
     values = np.zeros(10_000)
     values[5_000], values[7_000] = math.nan, math.inf
     tell(attempt, 1, values)
@@ -119,7 +119,7 @@ def test_what_is_no_number_leaves_a_gap(attempt):
     assert set(column["low"]) == set(column["high"]) == {0.0}
 
 
-def test_what_a_newer_attempt_tells_again_is_cut_out_of_blocks(attempt):
+def test_steps_repeated_by_a_newer_attempt_are_cut_out_of_blocks(attempt):
     tell(attempt, 1, np.zeros(10_000))
     compaction.compact(attempt.pk)
     facts = {"node": attempt.node, "created_at": attempt.created_at, "lease_expires_at": attempt.lease_expires_at}
@@ -134,7 +134,7 @@ def test_what_a_newer_attempt_tells_again_is_cut_out_of_blocks(attempt):
         assert read(attempt) == {step: float(step > 6_000) for step in range(1, 11_001)}
 
 
-def test_readers_sealers_and_tellers_at_once(attempt, at_once):
+def test_concurrent_reads_compaction_and_ingest(attempt, at_once):
     """Readers see an unbroken beginning at every moment, and two sealers do not meet."""
     Series.objects.create(attempt=attempt, key="m")
     done = threading.Event()
@@ -171,7 +171,7 @@ def test_readers_sealers_and_tellers_at_once(attempt, at_once):
     assert Series.objects.get().points == sum(Block.objects.values_list("count", flat=True)) == 8000
 
 
-def test_an_attempt_is_sealed_when_enough_is_hot_and_when_it_ends(attempt, settings):
+def test_attempt_is_compacted_with_enough_hot_points_and_at_its_end(attempt, settings):
     settings.OPPO_SEAL_EVENTS = 100
     mark = ProducerMark.objects.create(attempt=attempt, producer="engine", high_water=99)
     tell(attempt, 1, [1.0])
@@ -190,7 +190,7 @@ def test_an_attempt_is_sealed_when_enough_is_hot_and_when_it_ends(attempt, setti
     assert (mark.sealed, compaction.attempts_to_compact()) == (101, [])
 
 
-def test_more_metrics_than_a_run_may_have_are_left_out_and_told(world, events, settings):
+def test_metrics_beyond_the_limit_are_dropped_and_logged(world, events, settings):
     settings.OPPO_MOST_SERIES = 3
     worker = world.worker()
     run, attempt_id = world.start(worker)

@@ -27,7 +27,7 @@ def test_the_unit_of_time_does_not_matter(slow, fast, unit):
 
 
 @given(st.floats(0.01, 1e6), st.floats(0.01, 1e6), st.integers(2, 9), st.integers(2, 9))
-def test_seeds_that_are_alike_leave_no_doubt(slow, fast, runs, others):
+def test_equal_times_give_an_empty_interval(slow, fast, runs, others):
     told = speedup([slow] * runs, [fast] * others)
     assert list(told.values()) == pytest.approx([slow / fast] * 3)
 
@@ -50,7 +50,7 @@ def test_every_run_is_in_one_group_with_those_that_have_the_same(leaves, by):
     assert len(groups) == len(set(what.values()))
 
 
-def test_groups_say_by_what_they_differ():
+def test_group_names_show_the_differing_settings():
     settings = {1: {"a.path": "x", "b.path": "y", "seed": "1"}, 2: {"a.path": "z", "b.path": "z", "seed": "1"}}
     assert grouped(settings, BUT_SEED) == {"a.path x, b.path y": [1], "a.path z, b.path z": [2]}
     assert grouped({1: {"seed": "1"}, 2: {"seed": "2"}}, BUT_SEED) == {"all runs": [1, 2]}
@@ -61,7 +61,7 @@ def test_groups_say_by_what_they_differ():
 @given(
     st.lists(st.one_of(st.floats(-2, 2), st.just(float("nan"))), min_size=1, max_size=300), st.floats(-1, 1), st.integers(1, 20),
 )  # fmt: skip
-def test_a_crossing_that_is_told_is_a_crossing_that_is_drawn(values, goal, row):
+def test_smoothed_curve_crosses_the_target_at_the_reported_step(values, goal, row):
     """The curve by which the target counts, at rows that each stand for several steps."""
     steps, recorded = np.arange(1, len(values) + 1), np.array(values)
     rows = [int(step) for step in steps if step % row == 0 or step == steps[-1]]

@@ -73,7 +73,7 @@ def test_a_gap_is_refused_and_nothing_applied(running, events):
     assert ProducerMark.objects.get().high_water == 1
 
 
-def test_producers_count_for_themselves(running, events):
+def test_producers_are_numbered_separately(running, events):
     _, worker, run, attempt_id = running
     assert worker.send_events(attempt_id, [log_event(1, "one")], "supervisor").status_code == 200
     assert worker.send_events(attempt_id, [events.step(1, 1, m=1.0)]).status_code == 200
@@ -126,7 +126,7 @@ def test_any_sequence_of_batches_leaves_a_prefix_applied_once(running, events, b
     assert stored("m") == applied
 
 
-def test_telemetry_of_a_fenced_attempt_is_kept_but_changes_no_head(running, events, settings):
+def test_telemetry_of_a_fenced_attempt_is_stored_without_changing_the_run(running, events, settings):
     world, worker, run, attempt_id = running
     worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
     worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
@@ -140,7 +140,7 @@ def test_telemetry_of_a_fenced_attempt_is_kept_but_changes_no_head(running, even
     assert points(run) == {1: 1.0, 2: 2.0}
 
 
-def test_figures_of_devices_that_an_older_attempt_had_are_no_news_and_stay_in_the_curves(running, events):
+def test_metrics_of_an_older_attempts_devices_are_not_latest_values(running, events):
     world, worker, run, attempt_id = running
     told = {"bubble/cpu:0": 0.9, "busy/cpu:0": 0.1, "idle_s/cpu:0/decode": 9.0}
     worker.send_events(attempt_id, [events.step(1, 1, m=1.0, rare=5.0, **told)])
@@ -163,7 +163,7 @@ def test_figures_of_devices_that_an_older_attempt_had_are_no_news_and_stay_in_th
     assert run.bubble == 0.2
 
 
-def test_what_a_driver_told_of_a_gpu_is_no_news_once_the_run_has_another_device(running, events):
+def test_driver_metrics_of_a_previous_gpu_are_not_latest_values(running, events):
     world, worker, run, attempt_id = running
     first = {"busy/cuda:0": 0.5, "nvml/cuda:0/utilization": 0.9, "gpm/cuda:0/sm_util": 0.4}
     worker.send_events(attempt_id, [events.step(1, 1, **first), events.step(2, 2, **{"busy/cuda:0": 0.6})])
@@ -213,7 +213,7 @@ def test_samples_decisions_and_spans_survive_odd_values(running):
     assert SampleRow.objects.get().data["response"] == "a\ufffdb"
 
 
-def test_a_step_that_there_is_no_room_for_is_refused_and_keeps_nothing_else_waiting(running):
+def test_oversized_step_is_refused_without_blocking_others(running):
     _, worker, _, attempt_id = running
     told = [
         ({"kind": "started", "devices": ["cpu:0"], "lanes": [], "total_steps": 3}, "start_step"),
@@ -238,7 +238,7 @@ def test_limits(running, events):
     assert worker.attempt(attempt_id, "events", huge).status_code == 413
 
 
-def test_too_many_batches_at_once_are_put_off(running, events, monkeypatch):
+def test_too_many_concurrent_batches_are_deferred(running, events, monkeypatch):
     from threading import BoundedSemaphore
 
     from oppo_platform.api import worker as worker_api
@@ -274,7 +274,7 @@ def test_a_batch_takes_the_runs_lock_before_anything_else(running, events):
     assert points(run) == {1: 1.0}
 
 
-def test_what_an_engine_left_out_is_told_among_events_and_in_the_log(running):
+def test_dropped_events_appear_among_events_and_in_the_log(running):
     world, worker, run, attempt_id = running
     told = {"kind": "left_out", "producer": "engine", "seq": 1, "time": 1000.0, "from_step": 3, "to_step": 9}
     assert worker.send_events(attempt_id, [{**told, "timelines": 7, "answers": 14, "lines": 1}]).json() == {"high_water": 1}

@@ -30,7 +30,7 @@ def texts(reply):
     return [line["text"] for line in reply.json()["lines"]]
 
 
-def test_the_end_first_then_what_came_since_and_what_stood_before(told):
+def test_last_lines_then_newer_and_earlier_ones(told):
     *_, worker, attempt_id, get = told
     newest = get(limit=3)
     assert (texts(newest), newest.json()["earlier"]) == (["100% Öl", "<b>", "step 7 Done"], True)

@@ -39,7 +39,7 @@ def test_a_step_is_a_line_with_every_axis(told, monkeypatch):
     assert get("a,b/*") == lines
 
 
-def test_only_what_was_asked_for(told):
+def test_export_of_selected_keys_and_steps(told):
     get = told[-1]
     assert [line["step"] for line in get("b/x")] == [3, 6, 9]
     assert [line["step"] for line in get("a", since_step=2, to_step=5)] == [3, 4, 5]

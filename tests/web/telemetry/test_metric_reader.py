@@ -49,7 +49,7 @@ def test_the_newer_attempt_wins_from_its_first_step_on(resumed, events):
     assert Run.objects.get().latest["m"] == 60.0
 
 
-def test_a_sparkline_holds_what_the_newest_attempt_told_of_the_same_step(resumed, events):
+def test_sparkline_uses_the_newest_attempt(resumed, events):
     worker, _, first, second = resumed
     user = User.objects.get(username="vic")
 
@@ -75,7 +75,7 @@ def spans_event(seq, step, start):
     return {"kind": "spans", "producer": "engine", "seq": seq, "time": 1.0, "step": step, **columns, **more}
 
 
-def test_the_timelines_of_attempts_lie_on_one_line(resumed, events):
+def test_timelines_of_attempts_share_one_axis(resumed, events):
     worker, run, first, second = resumed
     worker.send_events(first, [spans_event(8, 3, 10.0)])
     worker.send_events(second, [events.started(1, 4, time=1500.0), events.step(2, 5, m=1.0), spans_event(3, 5, 10.0)])

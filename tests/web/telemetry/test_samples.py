@@ -40,7 +40,7 @@ def numbers(reply):
     return [item["sequence_id"] for item in reply.json()["items"]]
 
 
-def test_newest_first_with_everything_that_was_told(told):
+def test_samples_newest_first_with_all_fields(told):
     get = told[-1]
     assert numbers(get()) == list(range(13, 1, -1))
     first = get(limit=1).json()["items"][0]
@@ -89,7 +89,7 @@ def pages(get, sort):
     return seen
 
 
-def test_what_cannot_be_understood_is_a_422(told):
+def test_invalid_parameters_are_422(told):
     ending = told[-1](sort="ending", limit=1).json()["next"]
     queries = [{"cursor": cursor} for cursor in ("x", "W10", "WyJhIiwgMV0", "é", ending)]
     queries += [{"sort": "reward"}, {"step": 2**40}, {"min_score": "nan"}, {"ending": "x"}, {"prompt": "x"}]
@@ -155,7 +155,7 @@ def test_another_teams_answers_do_not_exist(told):
     assert eve.get(f"/runs/{run.pk}/samples").status_code == 404
 
 
-def test_pieces_of_a_search():
+def test_search_terms():
     assert search_terms('the "grey sea" is') == ["the", "grey sea", "is"]
     assert search_terms('a "b') == ["a", '"b']
     assert len(search_terms("w " * 50)) == 10
