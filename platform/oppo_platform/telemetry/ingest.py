@@ -58,7 +58,7 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
             their log lines are stored: the first node reports the training.
 
     Raises:
-        GapFound: nothing was applied; send from `expected_seq` on.
+        SequenceGapError: nothing was applied; send from `expected_seq` on.
         AttemptRefused: nothing was applied, because the run has been deleted permanently.
     """
     with transaction.atomic():
