@@ -13,7 +13,7 @@ from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, r
 from oppo_platform.api.openapi import file, problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.runs.checkpoints import Archive, Files, NotReadable, checkpoint_describer, open_archive, registered
+from oppo_platform.runs.checkpoints import Archive, Files, NotReadable, checkpoint_describer, open_archive, registered_checkpoints
 from oppo_platform.runs.models import Checkpoint
 
 # The only range that resuming a download needs; for others the whole archive is sent, as HTTP allows.
@@ -60,7 +60,7 @@ class Checkpoints(TypedDict):
 def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
     """Newest step first, with the one from which the next attempt resumes, and those that can be downloaded."""
     run = run_of(request, run_id)
-    return Checkpoints(**paged(registered(run), limit, cursor, checkpoint_describer(run)))
+    return Checkpoints(**paged(registered_checkpoints(run), limit, cursor, checkpoint_describer(run)))
 
 
 @router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar", openapi_extra=RANGES)

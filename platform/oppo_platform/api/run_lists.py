@@ -16,9 +16,9 @@ from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
-from oppo_platform.runs.archiving import archive_run, unarchive_run
 from oppo_platform.runs.filter_completion import words
 from oppo_platform.runs.filtering import FilterError
+from oppo_platform.runs.lifecycle import archive_run, unarchive_run
 from oppo_platform.runs.pins import pin, pinned_runs, unpin
 from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
 

@@ -18,8 +18,8 @@ from oppo_platform.api.auth import AttemptAuth, JoinTokenAuth, NodeAuth, Supervi
 from oppo_platform.api.problems import install, problem
 from oppo_platform.cluster import services as cluster
 from oppo_platform.runs import attempts
-from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt
+from oppo_platform.runs.transitions import AttemptRefused
 from oppo_platform.telemetry.ingest import SequenceGapError, ingest
 from oppo_platform.usecases.node_heartbeat import fence_orphans, heartbeat
 

@@ -19,7 +19,7 @@ from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import team_rules
 from oppo_platform.projects.access import may_submit
 from oppo_platform.runs.access import may_manage
-from oppo_platform.runs.checkpoints import checkpoints as saved
+from oppo_platform.runs.checkpoints import describe_checkpoints
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
 from oppo_platform.storage.selectors import taken_by
@@ -105,7 +105,7 @@ def checkpoints(request: HttpRequest, run_id: int) -> HttpResponse:
     """Checkpoints, and the one from which the next attempt resumes."""
     run = _run(request, run_id)
     context = {
-        "checkpoints": saved(run),
+        "checkpoints": describe_checkpoints(run),
         "run_id": run.pk,
         "may_fork": may_submit(request.user, run.project),
         "may_resume": run.state == RunState.PAUSED and may_manage(request.user, run),

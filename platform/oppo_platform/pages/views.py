@@ -25,7 +25,7 @@ from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.projects.access import submit_projects, visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
-from oppo_platform.runs.columns import USUAL, Column, format_columns, parse_columns, reads_settings
+from oppo_platform.runs.columns import DEFAULT_COLUMNS, Column, format_columns, parse_columns, reads_settings
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import PRIORITIES, Run
@@ -95,7 +95,7 @@ def _choices(request: HttpRequest, kept: dict[str, Any], columns: list[Column]) 
         "project": kept["project"],
         "view": kept["view"],
         "view_name": next((item["name"] for item in saved if str(item["id"]) == kept["view"]), ""),
-        "usual": ",".join(USUAL),
+        "usual": ",".join(DEFAULT_COLUMNS),
         "saved": [{**item, "address": query({**item["query"], "view": item["id"]})} for item in saved],
         "heads": heads(columns, kept),
         "views": _state_tabs(kept),

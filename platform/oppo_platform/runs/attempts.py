@@ -27,7 +27,6 @@ from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.notify import wake_scheduler
-from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.launches import (
     build_rendezvous,
     claim_launch,
@@ -35,13 +34,13 @@ from oppo_platform.runs.launches import (
     end_launch,
     end_launches,
     head_address,
-    held_launch,
+    lock_claimed_launch,
     renew_launch,
 )
 from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
 from oppo_platform.runs.resume_sources import pinned_for_forks, starting_runs
-from oppo_platform.runs.retry_decision import DIED, Ended, RetryPolicy, verdict
-from oppo_platform.runs.transitions import move_run
+from oppo_platform.runs.retry_decision import DIED, AttemptEnd, RetryPolicy, verdict
+from oppo_platform.runs.transitions import AttemptRefused, move_run
 from oppo_platform.tokens import new_token
 
 # Order to the supervisor of a run that is stopping.
@@ -138,18 +137,18 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wi
     run, attempt = _held(attempt_id, beat.epoch)
     now = clock.now()
     if rank:
-        launch = held_launch(attempt, rank)
+        launch = lock_claimed_launch(attempt, rank)
         renew_launch(launch, now, _renewed(attempt, launch.lease_expires_at, now))
         return _orders(run, attempt, launch.lease_expires_at, now)
     begins = beat.running and attempt.state == AttemptState.CLAIMED
     state = AttemptState.RUNNING if begins else attempt.state
     _write(attempt, beat.epoch, state=state, seen_at=now, lease_expires_at=_renewed(attempt, attempt.lease_expires_at, now))
     if begins and run.state == RunState.STARTING:
-        move_run(run, RunState.RUNNING, f"Trains on {named_nodes(attempt)}.", f"node:{attempt.node.name}")
+        move_run(run, RunState.RUNNING, f"Trains on {node_names(attempt)}.", f"node:{attempt.node.name}")
     return _orders(run, attempt, attempt.lease_expires_at, now)
 
 
-def named_nodes(attempt: Attempt) -> str:
+def node_names(attempt: Attempt) -> str:
     """`node a`, `nodes a, b`: the attempt's nodes, the head first."""
     if attempt.nodes == 1:
         return f"node {attempt.node.name}"
@@ -176,10 +175,8 @@ def _renewed(attempt: Attempt, lease_ends: datetime | None, now: datetime) -> da
 def register_checkpoint(attempt_id: int, checkpoint: wire.CheckpointRegistration, rank: int = 0) -> None:
     """Register a checkpoint from which the run resumes; idempotent. Of two at the same step the later registration counts.
 
-    A run that stops within a step has two: the scheduled one, and one with the unfinished step after it. An attempt that
-    lost its
-    lease may still register its checkpoint while its epoch is the newest and the run waits: that saves work after an
-    outage, and
+    A run that stops within a step has two: the scheduled one, and one with the unfinished step after it. An attempt that lost its
+    lease may still register its checkpoint while its epoch is the newest and the run waits: that saves work after an outage, and
     the next attempt, which begins under the run's lock, uses it.
     """
     run, attempt = _locked(attempt_id)
@@ -231,7 +228,7 @@ def _finish_launch(run: Run, attempt: Attempt, outcome: wire.Outcome, rank: int)
         return
     _refuse_ended(attempt)
     _refuse_epoch(attempt, outcome.epoch)
-    launch = held_launch(attempt, rank)
+    launch = lock_claimed_launch(attempt, rank)
     end_launch(launch, outcome)
     if outcome.exit_code != 0 or outcome.outcome in DIED:
         _end_with_outcome(run, attempt, outcome, launch.node, f"on node {launch.node.name}, {outcome.reason}")
@@ -248,8 +245,8 @@ def _end_with_outcome(run: Run, attempt: Attempt, outcome: wire.Outcome, node: N
 def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
     """Move the run after the end of an attempt; `retry_decision.verdict` decides."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
-    ended = Ended(attempt.outcome, reason, lines, deaths, attempt.exit_code)
-    after = verdict(ended, run.state, run.reason, retry_policy(run), describe_resume(run))
+    ended = AttemptEnd(attempt.outcome, reason, lines, deaths, attempt.exit_code)
+    after = verdict(ended, run.state, run.reason, build_retry_policy(run), describe_resume(run))
     run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None
     if after.exclude_node and node_id not in run.excluded_nodes:
         run.excluded_nodes = [*run.excluded_nodes, node_id]
@@ -257,7 +254,7 @@ def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Seque
     move_run(run, after.state, after.why, actor)
 
 
-def retry_policy(run: Run) -> RetryPolicy:
+def build_retry_policy(run: Run) -> RetryPolicy:
     """The spec's retries; a run from before they existed, or from before stricter validation, has the defaults."""
     try:
         retries = Retries.model_validate(run.spec.get("retries", {}))

@@ -1,9 +1,7 @@
 """A run's checkpoints for pages and API, and their files as one archive.
 
-The platform reads the artifact store only if it is a folder of this machine; otherwise a checkpoint is only listed. Security:
-only
-files inside the run's own folder are opened, listed in the checkpoint's manifest with the registered digest, regular, and of the
-size in the manifest.
+The platform reads the artifact store only if it is a folder of this machine; otherwise a checkpoint is only listed. It only opens
+regular files inside the run's own folder, with the size given in the manifest, whose digest is registered.
 """
 
 from __future__ import annotations
@@ -46,22 +44,21 @@ class NotReadable(Exception):
     """The checkpoint's files are not on this machine, or differ from the registered ones; the message says which."""
 
 
-def checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Every registered checkpoint as `describe` gives it, newest step first."""
-    return list(map(checkpoint_describer(run), registered(run)))
+def describe_checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Every registered checkpoint by `checkpoint_describer`, newest step first."""
+    return list(map(checkpoint_describer(run), registered_checkpoints(run)))
 
 
-def registered(run: Run) -> list[Checkpoint]:
-    """The rows, newest step first."""
+def registered_checkpoints(run: Run) -> list[Checkpoint]:
+    """Rows of the run's checkpoints, newest step first."""
     return list(Checkpoint.objects.filter(run=run).select_related("attempt__node").order_by("-step", "-id"))
 
 
 def checkpoint_describer(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
     """A function that describes a checkpoint of the run after checking its files.
 
-    `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files`: whether they are
-    readable
-    here; `resumes`: whether the next attempt would begin with it; false for all once the run has ended.
+    `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files`: whether they are readable
+    here; `resumes`: whether the next attempt would start from it; false for all once the run has ended.
     """
     newest = latest_checkpoint(run) if run.ended_at is None else None
 
@@ -83,8 +80,7 @@ def checkpoint_describer(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
 
 
 def files_readable(row: Checkpoint) -> Files:
-    """Whether its files can be read on this machine. Checkpoints of a run have one parent folder, so a single missing one was
-    deleted."""
+    """Whether its files are readable here. If the run's other checkpoints are, a missing one was deleted."""
     try:
         folder = local_folder(row)
     except NotReadable:
@@ -123,9 +119,8 @@ class Member:
 class Archive:
     """A checkpoint as a tar stream. Its files are open from the start, so that a concurrent deletion cannot truncate it.
 
-    The same checkpoint gives the same bytes, so an interrupted download can resume: `begin` is the first byte to send,
-    counted
-    from 0. `digest` is that of its manifest, in hexadecimal.
+    The same checkpoint gives the same bytes, so an interrupted download can resume: `begin` is the first byte to send, from 0.
+    `digest`: SHA-256 of its manifest, in hexadecimal.
     """
 
     def __init__(self, name: str, digest: str, members: list[Member], files: ExitStack) -> None:
@@ -205,8 +200,8 @@ def _manifest(place: Path) -> bytes:
     try:
         # Non-blocking: opening a pipe would wait.
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            result = os.fstat(file.fileno())
-            if not stat.S_ISREG(result.st_mode) or result.st_size > LARGEST_MANIFEST:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_MANIFEST:
                 raise NotReadable(odd)
             return file.read()
     except OSError as error:
@@ -221,18 +216,18 @@ def _member(name: str, path: str, descriptor: int, size: int, row: Checkpoint) -
 
 def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
     """Open one file of the manifest. Raises NotReadable for anything but a regular file of that size inside the folder."""
-    requested = PurePosixPath(path)
-    if requested.is_absolute() or ".." in requested.parts or "\0" in path or not requested.parts:
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in path or not relative.parts:
         raise NotReadable(f"The manifest names {path!r}, which is not a file of the checkpoint.")
-    place, refusal = folder / requested, f"The file {path!r} of this checkpoint is missing or differs from the registered one."
+    place, problem = folder / relative, f"The file {path!r} of this checkpoint is missing or differs from the registered one."
     if place.resolve() != place or not os.path.isfile(place):
-        raise NotReadable(refusal)
+        raise NotReadable(problem)
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise NotReadable(refusal) from error
+        raise NotReadable(problem) from error
     files.callback(os.close, descriptor)
-    result = os.fstat(descriptor)
-    if not stat.S_ISREG(result.st_mode) or result.st_size != size:
-        raise NotReadable(refusal)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+        raise NotReadable(problem)
     return descriptor

@@ -22,7 +22,7 @@ COMPARED = frozenset({"whole", "figure", "share", "seconds", "setting"})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`key` is used in URLs; `sort` is its name in `filtering.sorting`, `first` is `-` if it sorts descending first."""
+    """`key` is used in URLs; `sort` is its name in `filtering.sort_expression`, `first` is `-` if it sorts descending first."""
 
     key: str
     title: str
@@ -38,7 +38,7 @@ class Column:
         return self.kind in ("whole", "figure", "share", "seconds", "moment")
 
 
-KNOWN: dict[str, Column] = {
+COLUMNS: dict[str, Column] = {
     column.key: column
     for column in (
         Column("state", "State", "state", "state", says="run state"),
@@ -59,29 +59,29 @@ KNOWN: dict[str, Column] = {
         Column("elapsed", "Trained", "seconds", "elapsed", "-", says="training time"),
     )
 }
-USUAL = ("state", "step", "reward", "curve", "kl", "bubble", "time", "preset", "project", "user", "submitted")
+DEFAULT_COLUMNS = ("state", "step", "reward", "curve", "kl", "bubble", "time", "preset", "project", "user", "submitted")
 ATTRIBUTES = {"id": "id", "devices": "devices", "priority": "priority", "elapsed": "elapsed_s", "bubble": "bubble",
               "preset": "preset", "project": "project", "team": "team", "user": "user", "submitted": "created_at"}  # fmt: skip
 
 
 def column(key: str) -> Column:
     """The column of this key. Raises FilterError with the nearest name when there is none."""
-    if key in KNOWN:
-        return KNOWN[key]
+    if key in COLUMNS:
+        return COLUMNS[key]
     if key in BARE_METRICS or ("/" in key and METRIC.fullmatch(key)):
         return Column(key, key, "figure", key, "-", key)
     if SETTING.match(key):
         return Column(key, key, "setting", key)
-    near = nearest_match(key, [*KNOWN, *BARE_METRICS])
+    near = nearest_match(key, [*COLUMNS, *BARE_METRICS])
     hint = f". Did you mean “{near}”?" if near else "."
-    raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(KNOWN)}, metrics and settings.", key)
+    raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(COLUMNS)}, metrics and settings.", key)
 
 
 def parse_columns(text: str) -> list[Column]:
     """Columns of a choice, each once; the defaults if it is empty. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A column selection has at most {LONGEST} characters.")
-    keys = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or list(USUAL)
+    keys = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or list(DEFAULT_COLUMNS)
     if len(keys) > MOST_COLUMNS:
         raise FilterError(f"A table has at most {MOST_COLUMNS} columns.")
     return [column(key) for key in keys]
@@ -90,7 +90,7 @@ def parse_columns(text: str) -> list[Column]:
 def format_columns(columns: Sequence[Column]) -> str:
     """The choice as a query parameter; empty for the default columns."""
     keys = [column.key for column in columns]
-    return "" if keys == list(USUAL) else ",".join(keys)
+    return "" if keys == list(DEFAULT_COLUMNS) else ",".join(keys)
 
 
 def reads_settings(columns: Sequence[Column]) -> bool:

@@ -11,7 +11,7 @@ from oppo_contract.states import RunState
 from oppo_platform.accounts.models import User
 from oppo_platform.projects.access import visible_projects
 from oppo_platform.runs.access import visible_runs
-from oppo_platform.runs.columns import KNOWN
+from oppo_platform.runs.columns import COLUMNS
 from oppo_platform.runs.filtering import ADDED_FIELDS, ARCHIVED, NUMBERS, SETTING, STATE_GROUPS, text_fields
 from oppo_platform.runs.models import Run
 
@@ -46,7 +46,7 @@ def words(user: User) -> dict[str, Any]:
         },
         "metrics": sorted(set(keys.values_list("key", flat=True))),
         "settings": sorted({path for spec in newest.values_list("spec", flat=True) for path in _paths(spec)}),
-        "columns": [{"name": column.key, "title": column.title, "says": column.says} for column in KNOWN.values()],
+        "columns": [{"name": column.key, "title": column.title, "says": column.says} for column in COLUMNS.values()],
     }
 
 

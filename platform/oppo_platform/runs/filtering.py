@@ -83,7 +83,7 @@ TEXTS: dict[str, tuple[str, str]] = {
 }
 
 
-def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
+def apply_filter(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
     """The runs that match the filter. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A filter has at most {LONGEST} characters.")
@@ -95,14 +95,14 @@ def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
     return runs
 
 
-def listed(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
-    """As `filtered`, without archived runs unless the filter mentions them."""
-    runs = filtered(runs, text)
+def apply_list_filter(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
+    """As `apply_filter`, without archived runs unless the filter mentions them."""
+    runs = apply_filter(runs, text)
     asks = any(term.lstrip("-").lower().startswith("archived:") for term in TERM.findall(text))
     return runs if asks else runs.filter(ARCHIVED["no"])
 
 
-def sorting(name: str) -> Any:
+def sort_expression(name: str) -> Any:
     """The sort expression of a column: a number, or `name`, `user`, `project`, `state`, `submitted`. Raises FilterError."""
     by_text = {"name": "name", "user": "user__username", "project": "project__name", "state": "state", "submitted": "created_at"}
     if name in by_text:

@@ -2,9 +2,7 @@
 
 Guarantees: a fork starts from a checkpoint of a run of the same team, with settings under which its state has the same meaning
 (`oppo_contract.resume_rules`), or is refused at submit. Deleting a run and starting from one of its checkpoints both lock its
-row:
-the later one is refused. The checkpoint is kept until the new run has one of its own (`runs.resume_sources`,
-`storage.dependents`).
+row: the later one is refused. The checkpoint is kept until the new run has its own (`runs.resume_sources`, `storage.dependents`).
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from django.db import transaction
 
 from oppo_contract.resume_rules import REFUSED, diff_specs, max_checkpointed, max_in_flight, min_overcommit, refusing_rule
 from oppo_contract.retired import replace_retired_settings
+from oppo_contract.sections.run import Fork
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
@@ -28,7 +27,7 @@ from oppo_platform.runs.resume_sources import is_mid_step, starting_runs
 SHOWN_VALUE = 80
 
 
-def origin(spec: RunSpec, team_id: int) -> Checkpoint | None:
+def fork_source(spec: RunSpec, team_id: int) -> Checkpoint | None:
     """The checkpoint of a fork (run joined): of several at one step, the newest attempt's."""
     if spec.fork is None:
         return None
@@ -41,23 +40,21 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
     """Why the spec cannot start from its checkpoint; empty if it can, or names none."""
     if spec.fork is None:
         return []
-    saved = origin(spec, team_id)
+    saved = fork_source(spec, team_id)
     if saved is None:
-        return [_no_such(spec, team_id)]
+        return [_no_such(spec.fork, team_id)]
     newer = Attempt.objects.filter(run=saved.run, epoch__gt=saved.attempt.epoch, start_step__lt=saved.step)
     if saved.run.state not in ENDED and newer.exists():
         reason = f"is being trained again, because run {saved.run_id} resumed from an earlier checkpoint"
-        return [
-            SpecProblem("fork.step", reason, str(saved.step), "an earlier step, or this one when the run has reached it again")
-        ]
+        allowed = "an earlier step, or this one when the run has reached it again"
+        return [SpecProblem("fork.step", reason, str(saved.step), allowed)]
     if files_readable(saved) == "deleted":
         return [SpecProblem("fork.step", "names a checkpoint whose files were deleted by retention", str(saved.step))]
     try:
         before = load_stored_spec(saved.run.spec)
     except SpecError:
-        return [
-            SpecProblem("fork.run", "was submitted under another spec version, so its state cannot be used", str(saved.run_id))
-        ]
+        reason = "was submitted under another spec version, so its state cannot be used"
+        return [SpecProblem("fork.run", reason, str(saved.run_id))]
     refused = [(change, rule) for change in diff_specs(before, spec) if (rule := refusing_rule(change.path)) is not None]
     reason = f"cannot differ from run {saved.run_id} in a fork, because"
     problems = [SpecProblem(c.path, f"{reason} {REFUSED[rule][0]}", _as_text(c.new), _as_text(c.old)) for c, rule in refused]
@@ -74,17 +71,14 @@ def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[Sp
     return [SpecProblem("overlap.overcommit.max", reason, str(asked), f"at least {least}, or a checkpoint between two steps")]
 
 
-def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
-    if spec.fork is None:
-        raise ValueError("the spec names no checkpoint")
-    runs = Run.objects.filter(pk=spec.fork.run, project__team_id=team_id, deleted_at=None)
-    steps = list(Checkpoint.objects.filter(run__in=runs).order_by("-step").values_list("step", flat=True).distinct()[:20])
+def _no_such(fork: Fork, team_id: int) -> SpecProblem:
+    runs = Run.objects.filter(pk=fork.run, project__team_id=team_id, deleted_at=None)
     if not runs.exists():
-        return SpecProblem(
-            "fork.run", "is not a run of this team", str(spec.fork.run), "the number of a run of the team, not in its trash"
-        )
-    allowed = ("one of " + ", ".join(map(str, sorted(steps)))) if steps else f"run {spec.fork.run} has no checkpoint yet"
-    return SpecProblem("fork.step", "is not a step with a checkpoint of the run", str(spec.fork.step), allowed)
+        allowed = "the number of a run of the team, not in its trash"
+        return SpecProblem("fork.run", "is not a run of this team", str(fork.run), allowed)
+    steps = list(Checkpoint.objects.filter(run__in=runs).order_by("-step").values_list("step", flat=True).distinct()[:20])
+    allowed = ("one of " + ", ".join(map(str, sorted(steps)))) if steps else f"run {fork.run} has no checkpoint yet"
+    return SpecProblem("fork.step", "is not a step with a checkpoint of the run", str(fork.step), allowed)
 
 
 def _as_text(value: object) -> str:
@@ -102,18 +96,18 @@ def fork_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dic
     return fork
 
 
-def begin_fork(spec: RunSpec, team_id: int) -> Checkpoint | None:
+def lock_fork_source(spec: RunSpec, team_id: int) -> Checkpoint | None:
     """The checkpoint from which a run being submitted starts, its run locked. Call inside that transaction.
 
     Raises:
         SpecError: it was deleted since the check.
     """
-    saved = origin(spec, team_id)
+    saved = fork_source(spec, team_id)
     if saved is not None:
         Run.objects.select_for_update(of=("self",)).get(pk=saved.run_id)
-        saved = origin(spec, team_id)
+        saved = fork_source(spec, team_id)
     if spec.fork is not None and saved is None:
-        raise SpecError([_no_such(spec, team_id)])
+        raise SpecError([_no_such(spec.fork, team_id)])
     return saved
 
 

@@ -3,9 +3,8 @@
     the head claims and sends its address → the others are ordered and claim within a deadline → all train
 
 Guarantees: a launch is claimed once, by its node, while its attempt lives and is not stopping. It ends at the latest with its
-attempt. Devices of a node that claimed and has not reported the end of its engine become `unknown`, and are assigned again when
-its
-agent reports them empty.
+attempt. Devices of a node that claimed and has not reported the end of its engine become `unknown` until its agent reports them
+empty.
 Callers hold the locks of run and attempt. Lock order, everywhere: run, attempt, launch, allocation.
 """
 
@@ -20,8 +19,8 @@ from django.db.models import QuerySet
 from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
-from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Allocation, Attempt, AttemptState, Launch, LaunchState
+from oppo_platform.runs.transitions import AttemptRefused
 from oppo_platform.tokens import new_token
 
 WITH_ENGINE = (AttemptState.CLAIMED, AttemptState.RUNNING)
@@ -86,7 +85,7 @@ def claim_launch(attempt: Attempt, node: Node, now: datetime) -> tuple[Launch, s
     return launch, token.text
 
 
-def held_launch(attempt: Attempt, rank: int) -> Launch:
+def lock_claimed_launch(attempt: Attempt, rank: int) -> Launch:
     """The launch of a rank, locked. Raises `AttemptRefused` when it has ended."""
     launch = Launch.objects.select_for_update(of=("self",)).select_related("node").get(attempt=attempt, rank=rank)
     if launch.state != LaunchState.CLAIMED:

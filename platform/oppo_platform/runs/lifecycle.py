@@ -1,4 +1,4 @@
-"""Requests about a run: pause, resume, cancel, preempt, change priority, extend the time limit.
+"""Requests about a run: pause, resume, cancel, preempt, change priority, extend the time limit, archive.
 
     request → signal (with the next heartbeat) → checkpoint → acknowledged by the outcome
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -44,7 +45,7 @@ def cancel_run(run_id: int, actor: str) -> Run:
     if run.state in ENDED or run.state == S.CANCELLING:
         return run
     reason = f"Cancelled by {_name(actor)}."
-    if _signalled(attempt, settings.OPPO_CANCEL_DEADLINE_S):
+    if _request_stop(attempt, settings.OPPO_CANCEL_DEADLINE_S):
         move_run(run, S.CANCELLING, reason, actor)
     else:
         _release_devices(attempt, "cancelled", reason)
@@ -61,7 +62,7 @@ def pause_run(run_id: int, actor: str, why: str = "") -> Run:
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("pause", run.state))
     reason = why or f"Paused by {_name(actor)}."
-    if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
+    if _request_stop(attempt, settings.OPPO_STOP_DEADLINE_S):
         move_run(run, S.PAUSING, reason, actor)
     else:
         _release_devices(attempt, "paused", reason)
@@ -71,11 +72,10 @@ def pause_run(run_id: int, actor: str, why: str = "") -> Run:
 
 @transaction.atomic
 def resume_run(run_id: int, actor: str) -> Run:
-    """Queue a paused run again, behind runs of its priority; one that is pausing returns to its previous place once it has
-    stopped.
+    """Queue a paused run again, behind runs of its priority; one that is pausing returns to its place after its stop.
 
-        Raises:
-            NotPossible: it is neither, or has reached its time limit.
+    Raises:
+        NotPossible: it is neither, or has reached its time limit.
     """
     run, _ = _locked(run_id)
     if run.state not in (S.PAUSED, S.PAUSING):
@@ -105,7 +105,7 @@ def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
         return True
     if attempt is None:
         return False
-    if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
+    if _request_stop(attempt, settings.OPPO_STOP_DEADLINE_S):
         move_run(run, S.PREEMPTING, reason, actor)
     else:
         _release_devices(attempt, "preempted", reason)
@@ -144,6 +144,25 @@ def extend_run(run_id: int, hours: float, actor: str) -> Run:
     return run
 
 
+@transaction.atomic
+def archive_run(run_id: int, actor: str) -> None:
+    """Hide an ended run from lists, unless a filter has `archived:yes`; idempotent. Raises `NotPossible` before its end."""
+    run, _ = _locked(run_id)
+    if run.state not in ENDED:
+        raise NotPossible(f"{run.name} is {run.state}. Only ended runs can be archived.")
+    if run.archived_at is None:
+        reason = "Archived. The filter archived:yes shows it."
+        _change(run, "archived", reason, actor, {"archived": True}, archived_at=clock.now())
+
+
+@transaction.atomic
+def unarchive_run(run_id: int, actor: str) -> None:
+    """Show a run in lists again; idempotent."""
+    run, _ = _locked(run_id)
+    if run.archived_at is not None:
+        _change(run, "unarchived", "Unarchived.", actor, {"archived": False}, archived_at=None)
+
+
 def device_seconds(run: Run, now: datetime) -> float:
     """Total time that engines of the run have held devices, from each claim to the attempt's end."""
     spans = Attempt.objects.filter(run=run, claimed_at__isnull=False).values_list("claimed_at", "ended_at")
@@ -173,9 +192,8 @@ def _locked(run_id: int) -> tuple[Run, Attempt | None]:
     return run, Attempt.objects.select_for_update().filter(run=run, state__in=LIVE_ATTEMPT).first()
 
 
-def _signalled(attempt: Attempt | None, within_s: float) -> bool:
-    """Whether an engine is, or may be, running: then it must stop until `stop_by`. A later request may shorten that, never extend
-    it."""
+def _request_stop(attempt: Attempt | None, within_s: float) -> bool:
+    """Set the deadline `stop_by`, which a later request may shorten only. Returns False for an attempt without an engine."""
     if attempt is None or attempt.state == AttemptState.ALLOCATED:
         return False
     deadline = clock.now() + timedelta(seconds=within_s)
@@ -189,11 +207,12 @@ def _release_devices(attempt: Attempt | None, outcome: str, reason: str) -> None
         end_attempt(attempt, AttemptState.ENDED, outcome, reason)
 
 
-def _change(run: Run, what: str, reason: str, actor: str, **values: float) -> None:
+def _change(run: Run, what: str, reason: str, actor: str, audited: dict[str, Any] | None = None, **values: Any) -> None:
+    """Set `values`, with a row in the run's history and, for a user, the audit log (`audited`, by default `values`)."""
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1, **values)
     Change.objects.create(run=run, what=what, reason=reason, actor=actor, at=clock.now())
     if actor.startswith(audit.PERSON):
-        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", **values)
+        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", **(audited or values))
     run.refresh_from_db(fields=["cursor", *values])
     run_changed(run.pk)
     wake_scheduler()

@@ -95,7 +95,10 @@ def find_problems(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = Tru
         offers: the workers' resources.
         shared: whether all of them keep checkpoints on a shared path.
     """
-    problems = [*_bad_ids(spec), *([] if shared else _apart(spec))]
+    problems = list(_bad_ids(spec))
+    if spec.resources.nodes > 1 and not shared:
+        reason = "needs storage shared by all nodes; an administrator sets OPPO_ARTIFACT_ROOT"
+        problems.append(SpecProblem("resources.nodes", reason, str(spec.resources.nodes), "1"))
     if problems:
         return problems
     if not offers:
@@ -108,20 +111,8 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
     named = [(w.path, w.id) for w in required_models(spec)] + required_files(spec)
     for path, given in named:
         parts = given.split("/")
-        if (
-            "\\" in given
-            or "\0" in given
-            or given.startswith("~")
-            or PurePosixPath(given).is_absolute()
-            or {"", ".", ".."} & {*parts}
-        ):
+        if {"\\", "\0"} & {*given} or given.startswith("~") or PurePosixPath(given).is_absolute() or {"", ".", ".."} & {*parts}:
             yield SpecProblem(path, "is not inside a worker's folders", given, "an id from a worker's catalogue")
-
-
-def _apart(spec: RunSpec) -> Iterator[SpecProblem]:
-    if spec.resources.nodes > 1:
-        reason = "needs storage shared by all nodes; an administrator sets OPPO_ARTIFACT_ROOT"
-        yield SpecProblem("resources.nodes", reason, str(spec.resources.nodes), "1")
 
 
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
@@ -152,12 +143,8 @@ def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
         if required.task and facts.task and facts.task != required.task:
             yield SpecProblem(required.path, f"is a {facts.task} model", required.id, f"a {required.task} model")
         if required.same_tokens and facts.context and facts.context < longest:
-            yield SpecProblem(
-                required.path,
-                f"has a context of {facts.context}, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
-                required.id,
-                f"a context of {longest} or more",
-            )
+            reason = f"has a context of {facts.context}, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+            yield SpecProblem(required.path, reason, required.id, f"a context of {longest} or more")
     yield from _unknown_stops(spec, known.get(spec.models.actor.path or ""))
     yield from _other_tokenizer(spec, known)
 
@@ -167,12 +154,8 @@ def _unknown_stops(spec: RunSpec, actor: ModelFacts | None) -> Iterator[SpecProb
     vocab = spec.models.actor.tiny.vocab if spec.models.actor.tiny is not None else actor.vocab if actor is not None else 0
     beyond = [token for token in spec.rollout.stop_tokens if vocab and token >= vocab]
     if beyond:
-        yield SpecProblem(
-            "rollout.stop_tokens",
-            "contains tokens outside the actor's vocabulary",
-            str(beyond),
-            f"token ids from 0 to {vocab - 1}",
-        )
+        reason = "contains tokens outside the actor's vocabulary"
+        yield SpecProblem("rollout.stop_tokens", reason, str(beyond), f"token ids from 0 to {vocab - 1}")
 
 
 def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator[SpecProblem]:
@@ -182,38 +165,31 @@ def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator
         if not required.same_tokens or actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
             continue
         if facts.tokenizer_digest != actor.tokenizer_digest:
-            yield SpecProblem(
-                required.path,
-                "has a different tokenizer than the actor, so it would read different text",
-                required.id,
-                f"a model with the tokenizer of {spec.models.actor.path}",
-            )
+            reason = "has a different tokenizer than the actor, so it would read different text"
+            yield SpecProblem(required.path, reason, required.id, f"a model with the tokenizer of {spec.models.actor.path}")
 
 
-def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+def _too_large(spec: RunSpec, offers: Sequence[NodeOffer], having: str = "") -> Iterator[SpecProblem]:
+    """Too few devices on the nodes of `offers`; `having`: their common property."""
     most = max(count_devices(offer.devices, spec.device_kind) for offer in offers)
     kind = "" if spec.device_kind == "any" else f"{spec.device_kind} "
     if most == 0:
-        yield SpecProblem("resources.kind", f"no connected worker has a {kind}device", spec.resources.kind)
+        yield SpecProblem("resources.kind", f"no connected worker{having} has a {kind}device", spec.resources.kind)
     elif spec.resources.nodes > 1:
-        yield from _too_few_nodes(spec, offers)
+        yield from _too_few_nodes(spec, offers, having)
     elif spec.resources.devices > most:
-        yield SpecProblem(
-            "resources.devices",
-            f"exceeds the {kind}devices of every connected worker",
-            str(spec.resources.devices),
-            f"at most {most}",
-        )
+        reason = f"exceeds the {kind}devices of every connected worker{having}"
+        yield SpecProblem("resources.devices", reason, str(spec.resources.devices), f"at most {most}")
 
 
-def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], able: str = "") -> Iterator[SpecProblem]:
+def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], having: str) -> Iterator[SpecProblem]:
     """A run on several nodes needs as many with its part of the devices, all of one kind."""
     part, required = spec.resources.devices // spec.resources.nodes, spec.device_kind
     kinds = {kind for offer in offers for kind in offer.devices} if required == "any" else {required}
     most = max((sum(offer.devices.get(kind, 0) >= part for offer in offers) for kind in kinds), default=0)
     if spec.resources.nodes > most:
         each = f"{part} {'' if required == 'any' else required + ' '}device{'s' if part > 1 else ''}"
-        reason = f"exceeds the number of connected workers{able} with {each} each"
+        reason = f"exceeds the number of connected workers{having} with {each} each"
         yield SpecProblem("resources.nodes", reason, str(spec.resources.nodes), f"at most {most}")
 
 
@@ -223,15 +199,8 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
     whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
     if not whole:
         yield SpecProblem("", "needs models and prompts that are on different workers; no single worker has them all")
-    elif spec.resources.nodes > 1:
-        yield from _too_few_nodes(spec, whole, " that have the models and prompts")
-    elif spec.resources.devices > (most := max(count_devices(o.devices, spec.device_kind) for o in whole)):
-        yield SpecProblem(
-            "resources.devices",
-            "exceeds the devices of every worker that has the models and prompts",
-            str(spec.resources.devices),
-            f"at most {most}",
-        )
+    else:
+        yield from _too_large(spec, whole, " holding the models and prompts")
 
 
 def count_devices(devices: Mapping[str, int], kind: str) -> int:

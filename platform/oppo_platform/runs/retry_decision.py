@@ -2,8 +2,7 @@
 
 Rules match fixed words, case-insensitively, each as a whole. They are deliberately no regular expressions: a user's pattern would
 run inside a transaction that holds the run's lock, and Python's `re` can take exponential time; a search for fixed parts is
-linear.
-The searched text is bounded as well.
+linear. The searched text is bounded as well.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnd:
     """The end of an attempt. `deaths`: of the run so far, this one included if it is one."""
 
     outcome: str
@@ -56,13 +55,13 @@ class Verdict:
     exclude_node: bool = False
 
 
-def verdict(ended: Ended, state: str, stop_reason: str, policy: RetryPolicy, resumes: str) -> Verdict:
+def verdict(ended: AttemptEnd, state: str, stop_reason: str, policy: RetryPolicy, resumes: str) -> Verdict:
     """Decide after the end of an attempt.
 
     Args:
         ended: how the attempt ended.
         state: the run's current state; a stopping run has a target state.
-        wish: the reason of that stop request.
+        stop_reason: the reason of that stop request.
         policy: its retry policy.
         resumes: start of the next attempt, a sentence.
     """
@@ -85,7 +84,9 @@ def _sentence(reason: str) -> str:
     return reason if not reason or reason.endswith((".", "!", "?")) else f"{reason}."
 
 
-def _after_death(ended: Ended, state: str, stop_reason: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:
+def _after_death(
+    ended: AttemptEnd, state: str, stop_reason: str, policy: RetryPolicy, resumes: str, rule: LogRule | None
+) -> Verdict:
     cause = _cause(ended)
     if rule is not None and rule.action == "fail":
         return Verdict(S.FAILED, f"{cause}. Not retried: retry rule “{rule.match}”.")
@@ -101,7 +102,7 @@ def _after_death(ended: Ended, state: str, stop_reason: str, policy: RetryPolicy
     return Verdict(S.QUEUED, f"{cause}. {resumes} {next_one}{elsewhere}", wait_s, exclude)
 
 
-def _cause(ended: Ended) -> str:
+def _cause(ended: AttemptEnd) -> str:
     if ended.outcome in NODES_FAULT:
         return ended.reason
     code = f" (exit status {ended.exit_code})" if ended.exit_code is not None else ""

@@ -1,10 +1,11 @@
 """Saved views of the runs table: create, rename, replace, delete, restore, and set as a user's default.
 
-A private view is visible to its owner only. A team's view is visible to its members; its owner and the team's maintainers change
-it.
+A private view is visible to its owner only. A team's view is visible to its members; its owner and maintainers edit it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
@@ -15,7 +16,7 @@ from oppo_platform.accounts.access import Action, demand, granting, memberships
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.projects.access import visible_projects
 from oppo_platform.runs.columns import parse_columns
-from oppo_platform.runs.filtering import FilterError, filtered, sorting
+from oppo_platform.runs.filtering import FilterError, apply_filter, sort_expression
 from oppo_platform.runs.models import DefaultView, Run, SavedView
 
 KEPT = ("show", "project", "q", "sort", "cols")
@@ -41,15 +42,17 @@ class ViewItem(TypedDict):
 
 def visible_views(user: User) -> QuerySet[SavedView]:
     """The user's own private ones and those of their teams, by name."""
+    return _accessible(user).filter(deleted_at=None).select_related("team", "owner").order_by("name", "id")
+
+
+def _accessible(user: User) -> QuerySet[SavedView]:
     teams = memberships(user).values("team_id")
-    result = SavedView.objects.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams), deleted_at=None)
-    return result.select_related("team", "owner").order_by("name", "id")
+    return SavedView.objects.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams))
 
 
 def menu_views(user: User) -> list[ViewItem]:
     """Views in the user's menu."""
-    default, steered = default_view(user), _managed_teams(user)
-    return [_item(user, view, default, steered) for view in visible_views(user)[:MOST_VIEWS]]
+    return _items(user, visible_views(user)[:MOST_VIEWS])
 
 
 def view_query(view: SavedView) -> dict[str, str]:
@@ -66,8 +69,7 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
     """Save a view, for a team if given.
 
     Raises:
-        ViewRefused: the name or the query is not valid, or there are too many. PermissionDenied: a viewer saves for a
-        team.
+        ViewRefused: the name or the query is not valid, or there are too many. PermissionDenied: a viewer saves for a team.
     """
     if team is not None:
         demand(user, Action.SUBMIT, team.pk)
@@ -75,7 +77,7 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
         raise ViewRefused(f"There are already {MOST_VIEWS} views. Delete one first.")
     view = SavedView(owner_id=user.pk, team=team, name=_name(name), query=_query(user, query), created_at=clock.now())
     _write(view)
-    return _item(user, view, default_view(user), _managed_teams(user))
+    return _items(user, [view])[0]
 
 
 def change_view(user: User, view_id: int, name: str | None = None, query: dict[str, str] | None = None) -> ViewItem:
@@ -89,7 +91,7 @@ def change_view(user: User, view_id: int, name: str | None = None, query: dict[s
         view.name = view.name if name is None else _name(name)
         view.query = view.query if query is None else _query(user, query)
         _write(view)
-    return _item(user, view, default_view(user), _managed_teams(user))
+    return _items(user, [view])[0]
 
 
 @transaction.atomic
@@ -111,14 +113,12 @@ def restore_view(user: User, view_id: int) -> ViewItem:
     Raises:
         SavedView.DoesNotExist: permanently deleted. PermissionDenied. ViewRefused: its name is taken meanwhile.
     """
-    teams = memberships(user).values("team_id")
     with transaction.atomic():
-        gone = SavedView.objects.select_for_update(of=("self",)).filter(deleted_at__isnull=False)
-        view = gone.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams)).get(pk=view_id)
+        view = _accessible(user).select_for_update(of=("self",)).filter(deleted_at__isnull=False).get(pk=view_id)
         _demand_change(user, view)
         view.deleted_at = None
         _write(view)
-    return _item(user, view, default_view(user), _managed_teams(user))
+    return _items(user, [view])[0]
 
 
 @transaction.atomic
@@ -158,10 +158,10 @@ def _query(user: User, query: dict[str, str]) -> dict[str, str]:
     if project and not (project.isdecimal() and len(project) < 19 and visible_projects(user).filter(pk=int(project)).exists()):
         raise ViewRefused("Project not found.")
     try:
-        filtered(Run.objects.all(), stored.get("q", ""))
+        apply_filter(Run.objects.all(), stored.get("q", ""))
         parse_columns(stored.get("cols", ""))
         if stored.get("sort"):
-            sorting(stored["sort"].removeprefix("-"))
+            sort_expression(stored["sort"].removeprefix("-"))
     except FilterError as error:
         raise ViewRefused(error.message) from error
     return stored
@@ -176,19 +176,18 @@ def _write(view: SavedView) -> None:
         raise ViewRefused(f"{whose} already a view with this name.") from error
 
 
-def _managed_teams(user: User) -> set[int]:
-    """Teams whose views the user may change."""
-    return set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
-
-
-def _item(user: User, view: SavedView, default: SavedView | None, steered: set[int]) -> ViewItem:
-    team = view.team
-    return ViewItem(
-        id=view.pk,
-        name=view.name,
-        team=team.name if team is not None else "",
-        owner=view.owner.username,
-        query=view_query(view),
-        default=default is not None and default.pk == view.pk,
-        may_change=view.owner_id == user.pk or view.team_id in steered,
-    )
+def _items(user: User, views: Iterable[SavedView]) -> list[ViewItem]:
+    default = default_view(user)
+    managed = set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
+    return [
+        ViewItem(
+            id=view.pk,
+            name=view.name,
+            team=view.team.name if view.team is not None else "",
+            owner=view.owner.username,
+            query=view_query(view),
+            default=default is not None and default.pk == view.pk,
+            may_change=view.owner_id == user.pk or view.team_id in managed,
+        )
+        for view in views
+    ]

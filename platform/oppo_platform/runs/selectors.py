@@ -26,7 +26,7 @@ from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.allowed_actions import RunAction, allowed_actions
-from oppo_platform.runs.filtering import listed, sorting
+from oppo_platform.runs.filtering import apply_list_filter, sort_expression
 from oppo_platform.runs.models import Attempt, Launch, Run
 
 MOST_RUNS_A_PAGE = 200
@@ -108,7 +108,7 @@ def run_summary(run: Run) -> RunSummary:
         started_at=iso(run.started_at) if run.started_at else None,
         ended_at=iso(run.ended_at) if run.ended_at else None,
         step=run.step,
-        attempt=run.told_by,  # type: ignore[attr-defined]  # by `_joined`
+        attempt=run.reporting_attempt,  # type: ignore[attr-defined]  # by `_with_summary_fields`
         total_steps=run.total_steps,
         elapsed_s=run.elapsed_s,
         eta_s=eta_s(run),
@@ -145,7 +145,7 @@ def _where(run: Run) -> list[str]:
     """Names of its nodes, the first one first, also after its end; none while it waits or is paused."""
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         return []
-    head: str | None = run.head_node  # type: ignore[attr-defined]  # as the next one, by `_joined`
+    head: str | None = run.head_node  # type: ignore[attr-defined]  # as the next one, by `_with_summary_fields`
     others: list[str] = run.other_nodes  # type: ignore[attr-defined]
     return [head, *others] if head else []
 
@@ -159,10 +159,10 @@ def eta_s(run: Run) -> float | None:
 
 def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
     """Join what `run_summary` needs, without the large columns."""
-    return _joined(runs).defer("spec")
+    return _with_summary_fields(runs).defer("spec")
 
 
-def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
+def _with_summary_fields(runs: QuerySet[Run]) -> QuerySet[Run]:
     """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts."""
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     reporting = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
@@ -170,7 +170,7 @@ def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
-        told_by=Subquery(reporting.values("epoch")[:1]),
+        reporting_attempt=Subquery(reporting.values("epoch")[:1]),
         **{name: expression() for name, expression in ANNOTATIONS.items()},
     )
 
@@ -194,14 +194,14 @@ def list_runs(
         project: only this project (an id is enough).
         team_id: only this team.
         where: a filter (`runs.filtering`); archived runs are left out unless it mentions them.
-        sort: a name of `filtering.sorting`, ascending; with a leading `-` descending. Runs without a value come last.
+        sort: a name of `filtering.sort_expression`, ascending; with a leading `-` descending. Runs without a value come last.
         cursor: the `next` of the previous page.
         without: ids to leave out.
 
     Raises:
         FilterError: invalid filter or column. BadCursor: invalid cursor.
     """
-    runs = listed(summaries(visible_runs(user)), where)
+    runs = apply_list_filter(summaries(visible_runs(user)), where)
     requested = list(states)
     if requested:
         runs = runs.filter(state__in=requested)
@@ -222,7 +222,7 @@ def _ordered(runs: QuerySet[Run], sort: str, cursor: str) -> QuerySet[Run]:
     if not sort:
         return (runs.filter(pk__lt=read_cursor(cursor, int)[0]) if cursor else runs).order_by("-id")
     falls = sort.startswith("-")
-    column = sorting(sort.removeprefix("-"))
+    column = sort_expression(sort.removeprefix("-"))
     by = F("sorted_by").desc(nulls_last=True) if falls else F("sorted_by").asc(nulls_last=True)
     runs = runs.annotate(sorted_by=column).order_by(by, "-id")
     if not cursor:
@@ -252,13 +252,13 @@ def visible_run(user: User, run_id: int) -> Run:
 
 def get_run(user: User, run_id: int) -> Run:
     """One run with everything. Raises `Run.DoesNotExist`, also for another team's."""
-    return _joined(visible_runs(user)).get(pk=run_id)
+    return _with_summary_fields(visible_runs(user)).get(pk=run_id)
 
 
 def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Several runs in the given order. Raises `Run.DoesNotExist` when one of them does not exist."""
     ids = list(dict.fromkeys(run_ids))
-    result = _joined(visible_runs(user)).in_bulk(ids)
+    result = _with_summary_fields(visible_runs(user)).in_bulk(ids)
     if len(result) < len(ids):
         raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in result)}.")
     return [result[run_id] for run_id in ids]

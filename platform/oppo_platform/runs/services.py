@@ -17,7 +17,7 @@ from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
-from oppo_platform.runs.forks import begin_fork
+from oppo_platform.runs.forks import lock_fork_source
 from oppo_platform.runs.models import Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, required_files, required_models
 
@@ -48,7 +48,7 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         SpecError: its checkpoint was deleted since the check.
     """
     now, limit_h = clock.now(), spec.queue.max_runtime_hours
-    begins_with = begin_fork(spec, project.team_id)
+    begins_with = lock_fork_source(spec, project.team_id)
     run = Run.objects.create(
         project=project,
         user=user,

@@ -8,6 +8,7 @@ a run's end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -20,6 +21,17 @@ from oppo_platform.runs.models import Run, Transition
 
 # Called with the run's id at its end. Apps above `runs` add theirs in `AppConfig.ready`.
 ON_END: list[Callable[[int], None]] = []
+
+
+AttemptConflict = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
+
+
+class AttemptRefused(Exception):
+    """A worker's request conflicts with the attempt's state; final for this call."""
+
+    def __init__(self, reason: AttemptConflict, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
 
 
 class MoveRefused(Exception):

@@ -19,7 +19,7 @@ from django.db import IntegrityError, connection, transaction
 from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.cluster.models import Node
-from oppo_platform.runs.attempts import latest_checkpoint, named_nodes
+from oppo_platform.runs.attempts import latest_checkpoint, node_names
 from oppo_platform.runs.launches import create_launches
 from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
 from oppo_platform.runs.models import Allocation, Attempt, Run
@@ -93,7 +93,7 @@ def _allocate(placement: Placement, now: datetime) -> bool:
                 until = datetime.fromtimestamp(placement.backfill.until, UTC)
                 BackfillTerm.objects.create(attempt=attempt, for_run_id=placement.backfill.for_run_id, until=until)
             _order_launches(attempt, placement, now)
-            move_run(run, RunState.ALLOCATED, f"Allocated on {named_nodes(attempt)}.", "scheduler")
+            move_run(run, RunState.ALLOCATED, f"Allocated on {node_names(attempt)}.", "scheduler")
     except (IntegrityError, RunMoved) as error:
         log.warning("allocation lost", run=placement.run_id, error=str(error))
         return False

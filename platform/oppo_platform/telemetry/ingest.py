@@ -29,8 +29,8 @@ from oppo_contract.events import (
     StepEvent,
 )
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt, Change, Run
+from oppo_platform.runs.transitions import AttemptRefused
 from oppo_platform.telemetry.metric_writer import write_steps
 from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
 from oppo_platform.telemetry.timeline_downsampling import pack_downsampled

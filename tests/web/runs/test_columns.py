@@ -5,20 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oppo_platform.pages.templatetags.oppo_format import figure, fixed, signed
-from oppo_platform.runs.columns import KNOWN, MOST_COLUMNS, USUAL, difference, format_columns, parse_columns, value
+from oppo_platform.runs.columns import COLUMNS, DEFAULT_COLUMNS, MOST_COLUMNS, difference, format_columns, parse_columns, value
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import existing_runs, run_summary
 
 KEYS = st.one_of(
-    st.sampled_from([*KNOWN, "actor/entropy", "bubble/cpu:0", "overlap_factor", "ppo.batch_size", "models.actor.path", "seed"])
+    st.sampled_from([*COLUMNS, "actor/entropy", "bubble/cpu:0", "overlap_factor", "ppo.batch_size", "models.actor.path", "seed"])
 )
 
 
 @given(keys=st.lists(KEYS, max_size=MOST_COLUMNS))
 def test_a_choice_is_read_as_it_was_written(keys):
     columns = parse_columns(",".join(keys))
-    assert [column.key for column in columns] == (list(dict.fromkeys(keys)) or list(USUAL))
+    assert [column.key for column in columns] == (list(dict.fromkeys(keys)) or list(DEFAULT_COLUMNS))
     assert parse_columns(format_columns(columns)) == columns
 
 
@@ -67,7 +67,7 @@ def test_any_metric_and_setting_is_a_column_and_sorts(world):
     assert {item["id"] for item in world.login("vic").get("/api/v1/runs?filter=overlap_factor>1").json()["items"]} == {few.pk}
     told = world.login("vic").get("/api/v1/runs/words").json()
     assert "ppo.batch_size" in told["settings"]
-    assert [column["name"] for column in told["columns"]] == list(KNOWN)
+    assert [column["name"] for column in told["columns"]] == list(COLUMNS)
     summary = run_summary(existing_runs(world.people["vic"], [many.pk])[0])
     assert [value(column, summary, many.spec) for column in parse_columns("ppo.batch_size,models.actor,id,actor/entropy")] == [
         32,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oppo_contract.sections.run import LogRule, Retries
 from oppo_contract.states import HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.retry_decision import LONGEST_BACKOFF_S, Ended, RetryPolicy, backoff_s, first_rule, verdict
+from oppo_platform.runs.retry_decision import LONGEST_BACKOFF_S, AttemptEnd, RetryPolicy, backoff_s, first_rule, verdict
 
 OUTCOMES = ("succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "lease_lost", "orphaned")
 WITH_ENGINE = sorted(HOLDING_DEVICES - {RunState.ALLOCATED})
@@ -18,7 +18,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 def judged(outcome="engine_died", state="running", lines=(), reason="killed", deaths=1, **policy):
     told = RetryPolicy(**{"attempts": 3, "backoff_s": 5.0, "rules": DEFAULT_RULES, **policy})
-    return verdict(Ended(outcome, reason, lines, deaths, -9), state, "Paused by ada.", told, "Resumes from step 40.")
+    return verdict(AttemptEnd(outcome, reason, lines, deaths, -9), state, "Paused by ada.", told, "Resumes from step 40.")
 
 
 @given(
