@@ -49,18 +49,14 @@ def node_by_token(text: str) -> Node | None:
 def join(request: wire.Join) -> wire.Joined:
     """Register the node, or give a known name a new token; the old one becomes invalid."""
     token, now = new_token("node"), clock.now()
-    facts = {
-        "hostname": request.hostname,
-        "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
+    fields = request.model_dump(include={"hostname", "cpus", "memory_bytes", "wire_version"}) | {
         "token_prefix": token.prefix,
         "token_digest": token.digest,
         "queue": f"oppo.node.{request.name}",
         "joined_at": now,
         "catalogue_at": None,
-        "wire_version": request.wire_version,
     }
-    node, _ = Node.objects.update_or_create(name=request.name, defaults=facts)
+    node, _ = Node.objects.update_or_create(name=request.name, defaults=fields)
     audit.record(None, f"node:{node.name}", "node.join", node.name, host=request.hostname)
     return wire.Joined(
         node_id=node.pk,

@@ -58,13 +58,7 @@ class CheckpointGone(Exception):
 def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None = None) -> wire.Claimed:
     """Assign the attempt, or one of its launches, to its node, once. Raises `AttemptRefused` otherwise.
 
-    A run whose secrets or whose fork's checkpoint are gone cannot start: it fails.
-
-    Args:
-        node: the requesting node.
-        attempt_id: the attempt.
-        epoch: the attempt's, as ordered.
-        address: where engines of other nodes find this node's.
+    A run whose secrets or whose fork's checkpoint are gone cannot start: it fails. `address`: for engines of other nodes.
     """
     try:
         return _claim(node, attempt_id, epoch, address)
@@ -134,7 +128,9 @@ def artifact_url(run_id: int) -> str:
 @transaction.atomic
 def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wire.AttemptOrders:
     """Renew the lease; the head's first beat with `running` moves the run to running. Returns orders from the run's state."""
-    run, attempt = _held(attempt_id, beat.epoch)
+    run, attempt = _locked(attempt_id)
+    _refuse_ended(attempt)
+    _refuse_epoch(attempt, beat.epoch)
     now = clock.now()
     if rank:
         launch = lock_claimed_launch(attempt, rank)
@@ -185,9 +181,8 @@ def register_checkpoint(attempt_id: int, checkpoint: wire.CheckpointRegistration
         _refuse_ended(attempt)
     _refuse_epoch(attempt, checkpoint.epoch)
     if rank:
-        raise AttemptRefused(
-            "unknown_checkpoint", f"Checkpoints of attempt {attempt_id} can only be registered by its first node."
-        )
+        detail = f"Checkpoints of attempt {attempt_id} can only be registered by its first node."
+        raise AttemptRefused("unknown_checkpoint", detail)
     inside = checkpoint.url.startswith(artifact_url(run.pk) + "/") and ".." not in checkpoint.url.split("/")
     if not inside or checkpoint.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{checkpoint.url} is not a checkpoint of run {run.pk}.")
@@ -196,10 +191,8 @@ def register_checkpoint(attempt_id: int, checkpoint: wire.CheckpointRegistration
         step=checkpoint.step,
         defaults={
             "run": run,
-            "url": checkpoint.url,
-            "manifest_sha256": checkpoint.manifest_sha256,
-            "bytes": checkpoint.bytes,
             "registered_at": clock.now(),
+            **checkpoint.model_dump(include={"url", "manifest_sha256", "bytes"}),
         },
     )
     # A folder that was rewritten invalidates its previous registration. One that a fork waits for stays, to fail with its name.
@@ -282,22 +275,11 @@ def latest_checkpoint(run: Run) -> Checkpoint | None:
 
 
 def end_attempt(
-    attempt: Attempt,
-    state: AttemptState,
-    outcome: str,
-    reason: str,
-    exit_code: int | None = None,
-    reporter: int | None = None,
+    attempt: Attempt, state: AttemptState, outcome: str, reason: str, exit_code: int | None = None, reporter: int | None = None
 ) -> None:
-    """End it with its launches and release its devices. Raises `AttemptRefused` when it has ended.
+    """End an attempt (its run locked) with its launches and release its devices. Raises `AttemptRefused` when it has ended.
 
-    Args:
-        attempt: the caller has locked its run's row.
-        state: ended or fenced.
-        outcome: an outcome's name.
-        reason: a sentence.
-        exit_code: of the engine, if known.
-        reporter: the node that reported the end of its engine; other nodes' devices become unknown.
+    `state`: ended or fenced. `reporter`: the node that reported the end of its engine; other nodes' devices become unknown.
     """
     now, silent = clock.now(), claimed_nodes(attempt) - {reporter}
     _write(attempt, attempt.epoch, state=state, outcome=outcome, reason=reason, ended_at=now, exit_code=exit_code)
@@ -316,14 +298,8 @@ def fence(
     """Fence a silent attempt. Its devices become `devices` (unknown: not assigned until reported empty).
 
     An unclaimed attempt left no process on them. Returns whether it was still live. Call inside a transaction.
-
-    Args:
-        attempt_id: the attempt.
-        outcome: how it is counted.
-        cause: a sentence without its full stop.
-        actor: who detected it.
-        devices: new state of that node's devices.
-        node_id: the silent node, by default the head; devices of other nodes with an engine become unknown.
+    `cause`: a sentence without its full stop. `node_id`: the silent node, by default the head; devices of other nodes with an
+    engine become unknown.
     """
     run, attempt = _locked(attempt_id)
     if not attempt.live:
@@ -360,14 +336,6 @@ def _locked(attempt_id: int) -> tuple[Run, Attempt]:
     if run is None:
         raise AttemptRefused("not_your_node", f"There is no attempt {attempt_id}.")
     return run, Attempt.objects.select_for_update(of=("self",)).select_related("node", "resume_from").get(pk=attempt_id)
-
-
-def _held(attempt_id: int, epoch: int) -> tuple[Run, Attempt]:
-    """The attempt under its run's lock, if it still holds the run."""
-    run, attempt = _locked(attempt_id)
-    _refuse_ended(attempt)
-    _refuse_epoch(attempt, epoch)
-    return run, attempt
 
 
 def _refuse_ended(attempt: Attempt) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oppo_contract.spec_errors import nearest_match
-from oppo_platform.runs.filtering import BARE_METRICS, METRIC, SETTING, FilterError
+from oppo_platform.runs.filtering import BARE_METRICS, METRIC, SETTING, FilterError, did_you_mean
 
 MOST_COLUMNS, LONGEST = 30, 2000
 Kind = Literal["state", "progress", "curve", "status", "moment", "word", "whole", "figure", "share", "seconds", "setting"]
@@ -72,8 +71,7 @@ def column(key: str) -> Column:
         return Column(key, key, "figure", key, "-", key)
     if SETTING.match(key):
         return Column(key, key, "setting", key)
-    near = nearest_match(key, [*COLUMNS, *BARE_METRICS])
-    hint = f". Did you mean “{near}”?" if near else "."
+    hint = did_you_mean(key, [*COLUMNS, *BARE_METRICS])
     raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(COLUMNS)}, metrics and settings.", key)
 
 

@@ -120,7 +120,7 @@ def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
     if colon and field.lower() in text_fields():
         condition = _text(field.lower(), rest, term)
     elif compared:
-        number, op, value = _number(compared[1], term), compared[2], _unquoted(compared[3])
+        number, op, value = _number(compared[1], term), compared[2], compared[3].strip('"')
         condition = _compare(alias, op, value, number, term)
         expression = number.text if condition is None else number.expression()
         runs = runs.alias(**{alias: expression})
@@ -128,13 +128,13 @@ def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
     elif colon and re.fullmatch(r"[A-Za-z_]+", field):
         raise _unknown(field, term)
     else:
-        condition = _anywhere(_unquoted(inner))
+        condition = _anywhere(inner.strip('"'))
     return runs.filter(~condition if negated else condition)
 
 
 def _text(field: str, values: str, term: str) -> Q:
     result = Q()
-    requested = [_unquoted(value) for value in re.findall(r'"[^"]*"?|[^,]+', values)]
+    requested = [value.strip('"') for value in re.findall(r'"[^"]*"?|[^,]+', values)]
     if not requested:
         raise FilterError(f"“{field}:” needs a value, as in “{field}:{_example(field)}”.", term)
     for value in requested:
@@ -153,8 +153,7 @@ def _states(value: str, term: str) -> Q:
     if value in STATE_GROUPS:
         return Q(state__in=STATE_GROUPS[value])
     if value not in set(RunState):
-        known = [*RunState, *STATE_GROUPS]
-        raise FilterError(f"There is no state “{value}”{_perhaps(value, known)} States: {', '.join(known)}.", term)
+        raise _unknown_value("state", value, [*RunState, *STATE_GROUPS], term)
     return Q(state=value)
 
 
@@ -195,8 +194,7 @@ def text_fields() -> dict[str, str]:
 def _added(name: str, value: str, term: str) -> Q:
     field = ADDED_FIELDS[name]
     if value not in field.values:
-        known = list(field.values)
-        raise FilterError(f"There is no {name} “{value}”{_perhaps(value, known)} {name.capitalize()}s: {', '.join(known)}.", term)
+        raise _unknown_value(name, value, list(field.values), term)
     return field.condition(value)
 
 
@@ -247,18 +245,19 @@ def _seconds(text: str) -> float:
     return float(text[:-1]) * SECONDS[text[-1]] if text[-1:] in SECONDS else float(text)
 
 
-def _unquoted(text: str) -> str:
-    return text.strip('"')
-
-
 def _unknown(name: str, term: str) -> FilterError:
     known = [*text_fields(), *NUMBERS]
-    return FilterError(
-        f"There is no field “{name}”{_perhaps(name, known)} Fields: {', '.join(known)}, metrics and settings.", term
-    )
+    text = f"There is no field “{name}”{did_you_mean(name, known)} Fields: {', '.join(known)}, metrics and settings."
+    return FilterError(text, term)
 
 
-def _perhaps(word: str, known: list[str]) -> str:
+def _unknown_value(name: str, value: str, known: list[str], term: str) -> FilterError:
+    text = f"There is no {name} “{value}”{did_you_mean(value, known)} {name.capitalize()}s: {', '.join(known)}."
+    return FilterError(text, term)
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """`. Did you mean “…”?`, or a full stop without a similar word."""
     near = nearest_match(word, known)
     return f". Did you mean “{near}”?" if near else "."
 

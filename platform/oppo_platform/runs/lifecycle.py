@@ -45,11 +45,7 @@ def cancel_run(run_id: int, actor: str) -> Run:
     if run.state in ENDED or run.state == S.CANCELLING:
         return run
     reason = f"Cancelled by {_name(actor)}."
-    if _request_stop(attempt, settings.OPPO_CANCEL_DEADLINE_S):
-        move_run(run, S.CANCELLING, reason, actor)
-    else:
-        _release_devices(attempt, "cancelled", reason)
-        move_run(run, S.CANCELLED, reason, actor)
+    _stop(run, attempt, settings.OPPO_CANCEL_DEADLINE_S, (S.CANCELLING, S.CANCELLED), "cancelled", reason, actor)
     return run
 
 
@@ -62,11 +58,7 @@ def pause_run(run_id: int, actor: str, why: str = "") -> Run:
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("pause", run.state))
     reason = why or f"Paused by {_name(actor)}."
-    if _request_stop(attempt, settings.OPPO_STOP_DEADLINE_S):
-        move_run(run, S.PAUSING, reason, actor)
-    else:
-        _release_devices(attempt, "paused", reason)
-        move_run(run, S.PAUSED, reason, actor)
+    _stop(run, attempt, settings.OPPO_STOP_DEADLINE_S, (S.PAUSING, S.PAUSED), "paused", reason, actor)
     return run
 
 
@@ -105,11 +97,7 @@ def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
         return True
     if attempt is None:
         return False
-    if _request_stop(attempt, settings.OPPO_STOP_DEADLINE_S):
-        move_run(run, S.PREEMPTING, reason, actor)
-    else:
-        _release_devices(attempt, "preempted", reason)
-        move_run(run, S.QUEUED, reason, actor)
+    _stop(run, attempt, settings.OPPO_STOP_DEADLINE_S, (S.PREEMPTING, S.QUEUED), "preempted", reason, actor)
     return True
 
 
@@ -202,9 +190,17 @@ def _request_stop(attempt: Attempt | None, within_s: float) -> bool:
     return True
 
 
-def _release_devices(attempt: Attempt | None, outcome: str, reason: str) -> None:
+def _stop(
+    run: Run, attempt: Attempt | None, within_s: float, states: tuple[RunState, RunState], outcome: str, reason: str, actor: str
+) -> None:
+    """Move the run to the first of `states` until its engine has stopped, or, without an engine, to the second at once."""
+    stopping, stopped = states
+    if _request_stop(attempt, within_s):
+        move_run(run, stopping, reason, actor)
+        return
     if attempt is not None:
         end_attempt(attempt, AttemptState.ENDED, outcome, reason)
+    move_run(run, stopped, reason, actor)
 
 
 def _change(run: Run, what: str, reason: str, actor: str, audited: dict[str, Any] | None = None, **values: Any) -> None:

@@ -56,14 +56,9 @@ class Verdict:
 
 
 def verdict(ended: AttemptEnd, state: str, stop_reason: str, policy: RetryPolicy, resumes: str) -> Verdict:
-    """Decide after the end of an attempt.
+    """The run's next state after the end of an attempt in its current `state`.
 
-    Args:
-        ended: how the attempt ended.
-        state: the run's current state; a stopping run has a target state.
-        stop_reason: the reason of that stop request.
-        policy: its retry policy.
-        resumes: start of the next attempt, a sentence.
+    `stop_reason`: of the stop request, if the run is stopping. `resumes`: the start of the next attempt, a sentence.
     """
     if ended.outcome == "succeeded":
         return Verdict(S.SUCCEEDED, ended.reason or "Succeeded.")

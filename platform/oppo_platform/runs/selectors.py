@@ -118,7 +118,7 @@ def run_summary(run: Run) -> RunSummary:
         tags=run.tags,
         target_reward=run.target_reward,
         preset=run.preset,
-        forked_from=_fork(run),
+        forked_from={"run": run.forked_run, "step": run.forked_step or 0} if run.forked_run is not None else None,
         user=run.user.username,
         devices=run.devices,
         nodes=run.needs.get("nodes", 1),
@@ -134,11 +134,6 @@ def run_summary(run: Run) -> RunSummary:
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
     )
-
-
-def _fork(run: Run) -> dict[str, int] | None:
-    """`{run, step}` of the checkpoint that it started from, if that was another run's."""
-    return {"run": run.forked_run, "step": run.forked_step or 0} if run.forked_run is not None else None
 
 
 def _where(run: Run) -> list[str]:

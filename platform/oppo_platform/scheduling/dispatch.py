@@ -52,7 +52,11 @@ def send_due() -> int:
     sent: list[int] = []
     try:
         for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
-            _send(dispatch)
+            order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
+            # Expires when it is due again, so that a queue without a consumer does not fill up.
+            broker(settings.REDIS_URL).send_task(
+                TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
+            )
             sent.append(dispatch.pk)
     except OperationalError as error:
         # Heartbeats carry the same orders; the next cycle tries again.
@@ -60,12 +64,3 @@ def send_due() -> int:
     # A crash before this line sends them again, which is harmless.
     Dispatch.objects.filter(pk__in=sent).update(sent_at=now, sends=F("sends") + 1)
     return len(sent)
-
-
-def _send(dispatch: Dispatch) -> None:
-    """Raises OperationalError when the broker is unreachable."""
-    order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
-    # Expires when it is due again, so that a queue without a consumer does not fill up.
-    broker(settings.REDIS_URL).send_task(
-        TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
-    )
