@@ -39,10 +39,8 @@ EXTEND = "Adds to the run's total time limit. At the limit the run is paused wit
 def allowed_actions(state: str, limited: bool) -> dict[RunAction, str]:
     """Actions allowed now, each with its effect. `limited`: the run has a time limit that can be extended."""
     now = RunState(state)
-    described: dict[RunAction, str] = {}
-    for action, words in (("pause", PAUSE), ("resume", RESUME), ("cancel", CANCEL)):
-        if now in words:
-            described[action] = words[now]  # type: ignore[index]  # the three words are wishes
+    stops: dict[RunAction, dict[RunState, str]] = {"pause": PAUSE, "resume": RESUME, "cancel": CANCEL}
+    described = {action: effects[now] for action, effects in stops.items() if now in effects}
     if now not in ENDED | {S.CANCELLING}:
         described["priority"] = WAITING_PRIORITY if now in (S.QUEUED, S.PAUSED) else LATER_PRIORITY
         if limited:

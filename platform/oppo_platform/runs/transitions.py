@@ -43,12 +43,7 @@ class RunMoved(Exception):
 
 
 def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
-    """Move `run` from the state that its object has to `new`; `run` then has the new values.
-
-    Args:
-        run: as read; its `state` is the expected one.
-        reason: a sentence.
-        actor: `user:ada`, `node:gpu1`, `scheduler`.
+    """Move `run` from its object's state to `new`, and update the object. `actor`: `user:ada`, `node:gpu1`, `scheduler`.
 
     Raises:
         MoveRefused: the table forbids it. RunMoved: the run is in another state.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from oppo_platform.scheduling.policy.snapshot import PolicySettings, Snapshot, Team
+from oppo_platform.scheduling.policy.snapshot import PolicySettings, Snapshot
 
 LEAST_WEIGHT = 1e-9
 
@@ -33,17 +33,15 @@ class Shares:
         """Decay the stored usage and add the later usage of running runs."""
         self._settings: PolicySettings = snapshot.settings
         self._weights = {team.team_id: max(team.weight, LEAST_WEIGHT) for team in snapshot.teams}
-        self.usage = {team.team_id: self._stored(team, now) for team in snapshot.teams}
+        half_life_s = self._settings.half_life_s
+        self.usage = {team.team_id: decayed(team.usage_gpu_s, now - team.usage_at, half_life_s) for team in snapshot.teams}
         settled = {team.team_id: team.usage_at for team in snapshot.teams}
         # Sorted, because float sums depend on the order.
         for run in sorted(snapshot.running, key=lambda r: r.run_id):
             devices = sum(len(ids) for ids in run.devices.values())
             since = max(run.started_at, settled.get(run.team_id, run.started_at))
-            self._choose_until(run.team_id, accrued(devices, now - since, self._settings.half_life_s))
+            self._choose_until(run.team_id, accrued(devices, now - since, half_life_s))
             self._choose_until(run.team_id, devices * max(0.0, self._settings.submit_penalty_s - (now - run.started_at)))
-
-    def _stored(self, team: Team, now: float) -> float:
-        return decayed(team.usage_gpu_s, now - team.usage_at, self._settings.half_life_s)
 
     def _choose_until(self, team_id: int, gpu_s: float) -> None:
         self.usage[team_id] = self.usage.get(team_id, 0.0) + gpu_s

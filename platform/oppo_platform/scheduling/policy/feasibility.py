@@ -23,7 +23,8 @@ def partition(
     eligible, infeasible = list[WaitingRun](), dict[int, Reason]()
     for run in waiting:
         if run.not_before is not None and run.not_before > now:
-            infeasible[run.run_id] = _backing_off(run)
+            text = "Waits before the next attempt, because the last one failed."
+            infeasible[run.run_id] = Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
         elif not (places := cluster.demand(run).places):
             infeasible[run.run_id] = _unplaceable(run, cluster)
         elif refusal := _over_every_quota(run, by_id.get(run.team_id), [place.pool_id for place in places], cluster):
@@ -56,11 +57,6 @@ def _sizes_suffice(sizes: Sequence[int], run: WaitingRun) -> bool:
     if run.nodes is not None:
         return sum(size >= run.devices // run.nodes for size in sizes) >= run.nodes
     return sum(sorted(sizes, reverse=True)[: run.nodes_max]) >= run.devices
-
-
-def _backing_off(run: WaitingRun) -> Reason:
-    text = "Waits before the next attempt, because the last one failed."
-    return Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
 
 
 def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], cluster: ClusterDevices) -> Reason | None:

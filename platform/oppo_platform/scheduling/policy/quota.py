@@ -71,17 +71,17 @@ class Ledger:
 
     def tier(self, account: Account, devices: int) -> Tier:
         """A request's tier, with promised devices counted as used."""
-        limit, wanted = self.limit(account), self.used[account] + self.promised[account] + devices
-        if wanted <= self.quota(account).nominal:
+        limit, total = self.limit(account), self.used[account] + self.promised[account] + devices
+        if total <= self.quota(account).nominal:
             return Tier.OWN
-        return Tier.BORROWED if limit is None or wanted <= limit else Tier.OVER
+        return Tier.BORROWED if limit is None or total <= limit else Tier.OVER
 
     def fits_until(self, account: Account, devices: int, until: float) -> bool:
         """Whether a run that ends by `until` keeps within the quota and delays no promise."""
-        limit, wanted = self.limit(account), self.used[account] + devices
-        if limit is None or wanted + self.promised[account] <= limit:
+        limit, total = self.limit(account), self.used[account] + devices
+        if limit is None or total + self.promised[account] <= limit:
             return True
-        return wanted <= limit and until <= self.promised_from.get(account, until)
+        return total <= limit and until <= self.promised_from.get(account, until)
 
     def over_by(self, account: Account, devices: int) -> int:
         """Devices that the team must release before the request fits, beyond those that are leaving."""
