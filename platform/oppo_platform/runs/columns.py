@@ -1,7 +1,7 @@
 """Columns of the runs table: the user's choice, a run's value in each, and its difference from the baseline's.
 
-A choice is a query parameter, `state,reward,actor/entropy,ppo.batch_size`: columns of the table, metric keys and setting paths, as
-displayed. Pure: values come from a run's summary and spec, never from a series.
+A choice is a query parameter, `state,reward,actor/entropy,ppo.batch_size`: columns of the table, metric keys and setting paths,
+in display order. Pure: values come from a run's summary and spec, never from a series.
 """
 
 from __future__ import annotations
