@@ -16,7 +16,7 @@ def prepare() -> None:
 
     call_command("migrate", interactive=False, verbosity=0)
     call_command("buildstatic")
-    from oppo_platform.accounts.api_tokens import create_api_token, supersede
+    from oppo_platform.accounts.api_tokens import create_api_token, revoke_named
     from oppo_platform.accounts.services import create_login_link
     from oppo_platform.cluster.services import create_join_token
     from oppo_platform.projects.models import Project
@@ -25,7 +25,7 @@ def prepare() -> None:
     first = ensure_first_user()
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
     assert project is not None
-    supersede(first.user, API_TOKEN_NAME)
+    revoke_named(first.user, API_TOKEN_NAME)
     answer = {
         "join_token": create_join_token(hours=1),
         "username": first.user.username,

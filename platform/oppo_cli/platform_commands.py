@@ -149,12 +149,12 @@ def admin_rotate_secrets() -> None:
         from django.conf import settings
 
         from oppo_platform.accounts.encryption import add_key
-        from oppo_platform.accounts.team_secrets import seal_anew
+        from oppo_platform.accounts.team_secrets import reencrypt_all
         from oppo_platform.alerts.webhooks import reencrypt_secrets
 
         if not settings.OPPO_SECRETS_KEYS:
             add_key()
-        done, hooks = seal_anew(), reencrypt_secrets()
+        done, hooks = reencrypt_all(), reencrypt_secrets()
         click.echo(f"{done['sealed'] + hooks['sealed']} secrets are encrypted with the newest key.")
         if lost := done["lost"] + hooks["lost"]:
             raise Failure("No key decrypts these; an owner must set them again: " + ", ".join(lost))

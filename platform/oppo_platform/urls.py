@@ -3,7 +3,7 @@
 from django.urls import include, path
 
 from oppo_platform.accounts import views as accounts
-from oppo_platform.api.auth import unlocked
+from oppo_platform.api.auth import exempt_from_login
 from oppo_platform.api.stream import stream
 from oppo_platform.api.v1 import api
 from oppo_platform.api.worker import worker_api
@@ -14,7 +14,7 @@ urlpatterns = [
     path("login-link/<str:token>", accounts.login_link, name="login-link"),
     path("accounts/", include("allauth.account.urls")),
     path("api/v1/stream", stream, name="stream"),
-    path("api/v1/", unlocked(api.urls)),
-    path("api/worker/v1/", unlocked(worker_api.urls)),
+    path("api/v1/", exempt_from_login(api.urls)),
+    path("api/worker/v1/", exempt_from_login(worker_api.urls)),
     path("", include("oppo_platform.pages.urls")),
 ]

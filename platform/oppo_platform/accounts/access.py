@@ -56,7 +56,7 @@ def permits(role: str | None, action: Action) -> bool:
     return role is not None and RANK[Role(role)] >= RANK[LEAST_ROLE[action]]
 
 
-def granting(action: Action) -> list[Role]:
+def granting_roles(action: Action) -> list[Role]:
     """Roles that permit it, the least first."""
     return [role for role in RANK if permits(role, action)]
 
@@ -69,22 +69,22 @@ def memberships(user: User) -> QuerySet[Membership]:
 
 def role_in(user: User, team_id: int) -> str | None:
     """The user's role in a team; None for non-members. With an API token, at most what its scope allows."""
-    return capped(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
+    return cap_role(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
 
 
 def roles(user: User) -> dict[int, str]:
     """Team id → role, as `role_in`, of all the user's teams with one query."""
-    return {team_id: str(capped(user, role)) for team_id, role in memberships(user).values_list("team_id", "role")}
+    return {team_id: str(cap_role(user, role)) for team_id, role in memberships(user).values_list("team_id", "role")}
 
 
-def capped(user: User, role: str | None) -> str | None:
+def cap_role(user: User, role: str | None) -> str | None:
     """The role, or with an API token at most what its scope allows."""
     if role is None or user.bound_scope is None:
         return role
     return min(Role(role), CAP[user.bound_scope], key=lambda each: RANK[each])
 
 
-def within(user: User, scope: Scope) -> None:
+def require_scope(user: User, scope: Scope) -> None:
     """Raise `PermissionDenied` if the request's token has less than this scope."""
     held = user.bound_scope
     if held is not None and list(Scope).index(held) < list(Scope).index(scope):

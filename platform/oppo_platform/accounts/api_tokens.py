@@ -19,7 +19,7 @@ from django.db.models import Q, QuerySet
 
 from oppo_platform import clock
 from oppo_platform.accounts import audit
-from oppo_platform.accounts.access import Action, demand, may, memberships, within
+from oppo_platform.accounts.access import Action, demand, may, memberships, require_scope
 from oppo_platform.accounts.models import ApiToken, Membership, Role, Scope, Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.tokens import new_token, parse_token, same_digest
@@ -62,7 +62,7 @@ def create_api_token(
 @transaction.atomic
 def create_own_token(actor: User, team: Team, name: str, days: float | None, scope: str) -> Made:
     """As `create_api_token`, for oneself. Raises `PermissionDenied` for a request with a token of less scope."""
-    within(actor, Scope.ADMIN)
+    require_scope(actor, Scope.ADMIN)
     return create_api_token(actor, team, name, days, scope, by=actor)
 
 
@@ -107,7 +107,7 @@ def _create(user: User, team: Team, name: str, days: float | None, scope: Scope,
     name, now = _name(name), clock.now()
     if days is not None and not 0 < days <= LONGEST_DAYS:
         raise AccountError(f"A token is valid for at most {LONGEST_DAYS:,} days, or never expires.")
-    if living(ApiToken.objects.filter(user=user, team=team)).count() >= MOST_TOKENS:
+    if valid_tokens(ApiToken.objects.filter(user=user, team=team)).count() >= MOST_TOKENS:
         raise AccountError(f"There are already {MOST_TOKENS} tokens. Revoke unused ones.")
     text = new_token("api")
     token = ApiToken.objects.create(
@@ -131,17 +131,17 @@ def _scope(scope: str) -> Scope:
     return Scope(scope)
 
 
-def living(tokens: QuerySet[ApiToken]) -> QuerySet[ApiToken]:
+def valid_tokens(tokens: QuerySet[ApiToken]) -> QuerySet[ApiToken]:
     """Those that are neither revoked nor expired."""
     return tokens.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now()), revoked_at__isnull=True)
 
 
-def tokens_of(user: User, team_id: int | None = None) -> QuerySet[ApiToken]:
+def visible_tokens(user: User, team_id: int | None = None) -> QuerySet[ApiToken]:
     """The user's valid tokens, and all of the teams that they own; newest first, service tokens last."""
     teams = [m.team_id for m in memberships(user) if may(user, Action.MANAGE_TOKENS, m.team_id)]
     own = Q(user_id=user.pk, team_id__in=memberships(user).values("team_id"))
-    found = living(ApiToken.objects.select_related("user", "team").filter(own | Q(team_id__in=teams)))
-    return (found if team_id is None else found.filter(team_id=team_id)).order_by("user__service_of", "-id")
+    result = valid_tokens(ApiToken.objects.select_related("user", "team").filter(own | Q(team_id__in=teams)))
+    return (result if team_id is None else result.filter(team_id=team_id)).order_by("user__service_of", "-id")
 
 
 @transaction.atomic
@@ -152,9 +152,9 @@ def revoke_token(actor: User, token_id: int) -> ApiToken:
         ApiToken.DoesNotExist: no such token, or it is neither the actor's nor of a team that they own.
         PermissionDenied: the request's token has less scope.
     """
-    token = tokens_of(actor).select_for_update(of=("self",)).get(pk=token_id)
+    token = visible_tokens(actor).select_for_update(of=("self",)).get(pk=token_id)
     if token.pk != actor.bound_token_id:  # any token may revoke itself
-        within(actor, Scope.ADMIN)
+        require_scope(actor, Scope.ADMIN)
     token.revoked_at = clock.now()
     token.save(update_fields=["revoked_at"])
     if token.user.service_of_id is not None:
@@ -165,14 +165,14 @@ def revoke_token(actor: User, token_id: int) -> ApiToken:
 
 
 @transaction.atomic
-def supersede(user: User, name: str) -> None:
+def revoke_named(user: User, name: str) -> None:
     """Revoke a person's tokens of this name before `oppo up` creates the next one."""
-    for token in living(ApiToken.objects.select_for_update().filter(user=user, name=name)):
+    for token in valid_tokens(ApiToken.objects.select_for_update().filter(user=user, name=name)):
         ApiToken.objects.filter(pk=token.pk).update(revoked_at=clock.now())
         audit.record(token.team_id, audit.SHELL, "token.revoke", name, of=user.username)
 
 
-def user_of_api_token(text: str) -> User | None:
+def user_for_token(text: str) -> User | None:
     """The user of a token, restricted to its team and scope; None if it is invalid."""
     parsed = parse_token(text, "api")
     token = ApiToken.objects.select_related("user").filter(prefix=parsed[0], revoked_at__isnull=True).first() if parsed else None

@@ -25,7 +25,7 @@ _address: ContextVar[str | None] = ContextVar("oppo_address", default=None)
 
 
 @contextmanager
-def coming_from(address: str | None) -> Iterator[None]:
+def record_address(address: str | None) -> Iterator[None]:
     """Entries within the block get this network address."""
     token = _address.set(address)
     try:
@@ -34,7 +34,7 @@ def coming_from(address: str | None) -> Iterator[None]:
         _address.reset(token)
 
 
-def actor_of(user: User) -> str:
+def actor_name(user: User) -> str:
     """A person's name in transitions and audit entries."""
     return PERSON + user.username
 
@@ -56,7 +56,7 @@ def record(team_id: int | None, actor: User | str, action: str, target: str, **d
     AuditEntry.objects.create(
         team_id=team_id,
         at=clock.now(),
-        actor=actor if isinstance(actor, str) else actor_of(actor),
+        actor=actor if isinstance(actor, str) else actor_name(actor),
         action=action,
         target=target[:300],
         details=details,
@@ -67,7 +67,7 @@ def record(team_id: int | None, actor: User | str, action: str, target: str, **d
 def record_for_person(person: User, actor: User | str, action: str, **details: Any) -> None:
     """Add an entry about a person's account to the log of each of their teams. Raises RuntimeError, as `record`."""
     for team_id in Membership.objects.filter(user=person).order_by("team_id").values_list("team_id", flat=True):
-        record(team_id, actor, action, actor_of(person), **details)
+        record(team_id, actor, action, actor_name(person), **details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def audit_page(
     log = AuditEntry.objects.filter(team_id=team_id) if team_id is not None else AuditEntry.objects.filter(team=None)
     actors = list(log.order_by("actor").values_list("actor", flat=True).distinct())
     actions = list(log.order_by("action").values_list("action", flat=True).distinct())
-    wanted = {name: value for name, value in (("actor", actor), ("action", action), ("pk__lt", before)) if value}
-    found = list(log.filter(**wanted).order_by("-id")[: limit + 1])
-    entries = found[:limit]
-    return AuditPage(entries, entries[-1].pk if len(found) > limit else None, actors, actions)
+    requested = {name: value for name, value in (("actor", actor), ("action", action), ("pk__lt", before)) if value}
+    result = list(log.filter(**requested).order_by("-id")[: limit + 1])
+    entries = result[:limit]
+    return AuditPage(entries, entries[-1].pk if len(result) > limit else None, actors, actions)

@@ -57,7 +57,7 @@ def reencrypt(sealed: bytes, context: str) -> bytes | None:
         return None
 
 
-def key_is_here(sealed: bytes) -> bool:
+def has_key(sealed: bytes) -> bool:
     """Whether the keyring has the key of an encrypted text, without decrypting it."""
     return any(sealed.startswith(VERSION + _fingerprint(key)) for key in keyring())
 
@@ -74,10 +74,10 @@ def keyring() -> list[bytes]:
     Raises:
         ImproperlyConfigured: a key is not 32 bytes in base64.
     """
-    return [_parsed(text) for text in written_keys()]
+    return [_parsed(text) for text in encoded_keys()]
 
 
-def written_keys() -> list[str]:
+def encoded_keys() -> list[str]:
     """The same keys in URL-safe base64: for `keyring`, and for a backup with keys."""
     if settings.OPPO_SECRETS_KEYS:
         return list(settings.OPPO_SECRETS_KEYS)

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from oppo_platform import clock
 from oppo_platform.accounts import audit, one_time_links
-from oppo_platform.accounts.access import Action, demand, granting
+from oppo_platform.accounts.access import Action, demand, granting_roles
 from oppo_platform.accounts.models import Invite, Membership, Role, Team, User
 from oppo_platform.accounts.services import AccountError, register
 from oppo_platform.tokens import new_token
@@ -29,7 +29,7 @@ def open_invites(team: Team) -> QuerySet[Invite]:
 
 def _counting(invites: QuerySet[Invite]) -> QuerySet[Invite]:
     may = Membership.objects.filter(
-        team=OuterRef("team"), user=OuterRef("created_by"), role__in=granting(Action.MANAGE_MEMBERS), user__is_active=True
+        team=OuterRef("team"), user=OuterRef("created_by"), role__in=granting_roles(Action.MANAGE_MEMBERS), user__is_active=True
     )
     return invites.filter(Exists(may))
 
@@ -72,7 +72,7 @@ def revoke_invite(actor: User, team: Team, invite_id: int) -> None:
 
 def find_invite(text: str) -> Invite | None:
     """The invite behind a link, if it can be used."""
-    return one_time_links.wanted(_counting(Invite.objects.select_related("team", "created_by")), text, "invite")
+    return one_time_links.find_link(_counting(Invite.objects.select_related("team", "created_by")), text, "invite")
 
 
 @transaction.atomic
@@ -84,7 +84,7 @@ def join_by_invite(text: str, user: User) -> Membership:
     Team.objects.select_for_update(no_key=True).get(pk=invite.team_id)
     if Membership.objects.filter(team_id=invite.team_id, user=user).exists():
         raise AccountError(f"You are already in {invite.team.name}; the invite can still be used by someone else.")
-    if not one_time_links.spend(invite):
+    if not one_time_links.use_link(invite):
         raise AccountError(VOID)
     audit.record(
         invite.team_id, user, "invite.accept", invite.note or invite.prefix, role=invite.role, by=invite.created_by.username

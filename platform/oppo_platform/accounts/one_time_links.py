@@ -15,7 +15,7 @@ from oppo_platform.tokens import Kind, parse_token, same_digest
 Link = TypeVar("Link", bound=Model)
 
 
-def wanted(links: QuerySet[Link], text: str, kind: Kind) -> Link | None:
+def find_link(links: QuerySet[Link], text: str, kind: Kind) -> Link | None:
     """The link among `links` with this token, if it is valid."""
     parsed = parse_token(text, kind)
     link: Any = usable(links).filter(prefix=parsed[0]).first() if parsed else None
@@ -29,7 +29,7 @@ def usable(links: QuerySet[Link]) -> QuerySet[Link]:
     return left.filter(revoked_at__isnull=True) if revocable else left
 
 
-def spend(link: Model) -> bool:
+def use_link(link: Model) -> bool:
     """Use it up. False if it was used, expired or revoked meanwhile."""
     mine = usable(type(link)._default_manager.filter(pk=link.pk))
     return mine.update(used_at=clock.now()) == 1

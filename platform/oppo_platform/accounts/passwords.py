@@ -61,7 +61,7 @@ def revoke_password_links(actor: User, user: User) -> None:
 
 def find_password_link(text: str) -> PasswordLink | None:
     """The row of a link, if it is valid."""
-    return one_time_links.wanted(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
+    return one_time_links.find_link(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
 
 
 @transaction.atomic
@@ -71,7 +71,7 @@ def set_password_by_link(text: str, password: str) -> User:
     if link is None:
         raise AccountError(VOID)
     check_password(link.user, password)
-    if not one_time_links.spend(link):
+    if not one_time_links.use_link(link):
         raise AccountError(VOID)
     link.user.set_password(password)
     link.user.save(update_fields=["password"])

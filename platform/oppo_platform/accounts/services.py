@@ -15,7 +15,7 @@ from django.db.models import Q
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import LoginLink, Membership, Role, Team, User
-from oppo_platform.accounts.one_time_links import spend, wanted
+from oppo_platform.accounts.one_time_links import find_link, use_link
 from oppo_platform.tokens import new_token
 
 TAKEN = "An account with this user name or email address already exists. If it is yours, log in and open the link again."
@@ -45,7 +45,7 @@ def create_user(
     user = User.objects.create_user(username=username, email=email, password=password, is_staff=administers)
     if team is not None:
         Membership.objects.create(team=team, user=user, role=role)
-        audit.record(team.pk, audit.SHELL, "member.add", audit.actor_of(user), role=role)
+        audit.record(team.pk, audit.SHELL, "member.add", audit.actor_name(user), role=role)
     return FirstUser(user, password)
 
 
@@ -83,8 +83,8 @@ def create_login_link(user: User, hours: float = LOGIN_LINK_HOURS) -> str:
 @transaction.atomic
 def use_login_link(text: str) -> User | None:
     """The user of a valid link, which is then used up."""
-    link = wanted(LoginLink.objects.select_related("user").filter(user__is_active=True), text, "login")
-    if link is None or not spend(link):
+    link = find_link(LoginLink.objects.select_related("user").filter(user__is_active=True), text, "login")
+    if link is None or not use_link(link):
         return None
     audit.record_for_person(link.user, link.user, "login.link")
     return link.user

@@ -35,12 +35,12 @@ class Rotated(TypedDict):
     lost: list[str]
 
 
-def secret_names_of(team_id: int) -> list[str]:
+def secret_names(team_id: int) -> list[str]:
     """Names of the team's secrets, sorted."""
     return list(TeamSecret.objects.filter(team_id=team_id).order_by("name").values_list("name", flat=True))
 
 
-def secrets_of(team: Team) -> QuerySet[TeamSecret]:
+def team_secrets(team: Team) -> QuerySet[TeamSecret]:
     """The team's secrets by name, without values."""
     return team.secrets.select_related("set_by", "last_run").defer("sealed").order_by("name")
 
@@ -76,7 +76,7 @@ def delete_secret(actor: User, team: Team, name: str) -> None:
     audit.record(team.pk, actor, "secret.delete", name)
 
 
-def delivered_secrets(team_id: int, wanted: Mapping[str, str], run_id: int, actor: str) -> dict[str, str]:
+def delivered_secrets(team_id: int, requested: Mapping[str, str], run_id: int, actor: str) -> dict[str, str]:
     """Variable → value for a run's engine, for a claim's response only. Records the delivery; part of the claim.
 
     Args:
@@ -88,12 +88,12 @@ def delivered_secrets(team_id: int, wanted: Mapping[str, str], run_id: int, acto
     Raises:
         SecretUnavailable: a secret was deleted since the run was submitted, or its key is lost.
     """
-    if not wanted:
+    if not requested:
         return {}
-    kept = {secret.name: secret for secret in TeamSecret.objects.filter(team_id=team_id, name__in=wanted.values())}
-    values = {variable: _opened(kept.get(name), name) for variable, name in wanted.items()}
-    TeamSecret.objects.filter(pk__in=[secret.pk for secret in kept.values()]).update(last_used_at=clock.now(), last_run=run_id)
-    for name in sorted(kept):
+    stored = {secret.name: secret for secret in TeamSecret.objects.filter(team_id=team_id, name__in=requested.values())}
+    values = {variable: _opened(stored.get(name), name) for variable, name in requested.items()}
+    TeamSecret.objects.filter(pk__in=[secret.pk for secret in stored.values()]).update(last_used_at=clock.now(), last_run=run_id)
+    for name in sorted(stored):
         audit.record(team_id, actor, "secret.deliver", name, run=run_id)
     return values
 
@@ -108,7 +108,7 @@ def _opened(secret: TeamSecret | None, name: str) -> str:
 
 
 @transaction.atomic
-def seal_anew() -> Rotated:
+def reencrypt_all() -> Rotated:
     """Encrypt every secret with the newest key. A secret that no key decrypts is left and reported."""
     done: Rotated = {"sealed": 0, "lost": []}
     for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):

@@ -35,14 +35,14 @@ def set_member(actor: User, team: Team, who: str, role: str) -> Membership:
         return _join(actor, team, user, role)
     if was.role != role:
         _keep_an_owner(team, was, f"{user.username} is the last owner of {team.name}. Make another member an owner first.")
-        audit.record(team.pk, actor, "member.role", audit.actor_of(user), old=was.role, new=role)
+        audit.record(team.pk, actor, "member.role", audit.actor_name(user), old=was.role, new=role)
         was.role = role
         was.save(update_fields=["role"])
     return was
 
 
 def _join(actor: User, team: Team, user: User, role: str) -> Membership:
-    audit.record(team.pk, actor, "member.add", audit.actor_of(user), role=role)
+    audit.record(team.pk, actor, "member.add", audit.actor_name(user), role=role)
     return Membership.objects.create(team=team, user=user, role=role)
 
 
@@ -59,7 +59,7 @@ def remove_member(actor: User, team: Team, user_id: int) -> User:
     member = Membership.objects.select_related("user").get(team=team, user_id=user_id, user__service_of__isnull=True)
     _keep_an_owner(team, member, f"{member.user.username} is the last owner of {team.name}.")
     _part(team, member)
-    audit.record(team.pk, actor, "member.remove", audit.actor_of(member.user), role=member.role)
+    audit.record(team.pk, actor, "member.remove", audit.actor_name(member.user), role=member.role)
     return member.user
 
 
@@ -69,7 +69,7 @@ def leave_team(actor: User, team: Team) -> None:
     _lock(team)
     member = Membership.objects.select_related("user").get(team=team, user=actor)
     _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make another member an owner first.")
-    audit.record(team.pk, actor, "member.leave", audit.actor_of(actor), role=member.role)
+    audit.record(team.pk, actor, "member.leave", audit.actor_name(actor), role=member.role)
     _part(team, member)
 
 

@@ -58,7 +58,7 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
     else:
         Silence.objects.filter(run=run).delete()
     reason = "Alerts silenced." if silent else "Alerts unsilenced."
-    Change.objects.create(run=run, what="alerts", reason=reason, actor=audit.actor_of(actor), at=clock.now())
+    Change.objects.create(run=run, what="alerts", reason=reason, actor=audit.actor_name(actor), at=clock.now())
     audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", silent=silent)
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
     run_changed(run.pk)

@@ -13,7 +13,7 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.alerts import selectors, services
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.api.lookups import LARGEST_ID, RunId, person, run_of, summary_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, caller, get_run_row, get_run_summary
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
 from oppo_platform.runs import selectors as runs
@@ -58,8 +58,8 @@ def list_alerts(
     if condition and condition not in set(Condition):
         return problem(422, f"Unknown condition {condition[:40]}; conditions are {', '.join(Condition)}.")
     if run is not None:
-        run_of(request, run)
-    user = person(request)
+        get_run_row(request, run)
+    user = caller(request)
     if team is not None:
         visible_teams(user).get(pk=min(team, LARGEST_ID))
     return selectors.list_alerts(user, only_open=open, team_id=team, run_id=run, condition=condition, limit=limit, cursor=cursor)
@@ -68,14 +68,14 @@ def list_alerts(
 @router.get("alerts/unread", summary="Number of unread alerts")
 def count_unread_alerts(request: HttpRequest) -> Unread:
     """Unacknowledged alerts since you last opened the list; 100 means more than 99."""
-    return {"unread": selectors.unread(person(request))}
+    return {"unread": selectors.unread(caller(request))}
 
 
 @router.post("alerts/seen", summary="Mark alerts as read")
 def mark_alerts_seen(request: HttpRequest, body: SeenBody) -> Unread:
     """Alerts up to this one count as read for you."""
-    services.mark_seen(person(request), body.up_to)
-    return {"unread": selectors.unread(person(request))}
+    services.mark_seen(caller(request), body.up_to)
+    return {"unread": selectors.unread(caller(request))}
 
 
 @router.post("alerts/{int:alert_id}/acknowledge", summary="Acknowledge an alert")
@@ -83,7 +83,7 @@ def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.Aler
     """For all users; the alert stays open until its condition ends. 403 for viewers."""
     if alert_id > LARGEST_ID:
         raise Alert.DoesNotExist
-    user = person(request)
+    user = caller(request)
     services.acknowledge(user, selectors.get_alert(user, alert_id))
     return selectors.summary(selectors.get_alert(user, alert_id))
 
@@ -91,5 +91,5 @@ def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.Aler
 @router.post("runs/{int:run_id}/silence", summary="Silence or unsilence the alerts of a run")
 def silence_run(request: HttpRequest, run_id: RunId, body: SilenceBody) -> runs.RunSummary:
     """Closes open alerts and opens none until the run is unsilenced. 403 if you may not manage the run."""
-    services.silence(person(request), run_of(request, run_id).pk, body.silent)
-    return summary_of(request, run_id)
+    services.silence(caller(request), get_run_row(request, run_id).pk, body.silent)
+    return get_run_summary(request, run_id)

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from ninja.security import HttpBearer
 from ninja.security import SessionAuth as CookieAuth
 
-from oppo_platform.accounts.access import within
-from oppo_platform.accounts.api_tokens import user_of_api_token
+from oppo_platform.accounts.access import require_scope
+from oppo_platform.accounts.api_tokens import user_for_token
 from oppo_platform.accounts.models import Scope, User
 from oppo_platform.api.rate_limit import count_request
 from oppo_platform.cluster.models import Node
@@ -36,12 +36,12 @@ class ApiToken(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
         """The user, or None. Raises `PermissionDenied` for a write with a read-only token, `TooMany` above its rate."""
-        user = user_of_api_token(token)
+        user = user_for_token(token)
         if user is None or user.bound_token_id is None:
             return None
         request.allowance = count_request(user.bound_token_id)
         if request.method not in SAFE and not self.only_reads:
-            within(user, Scope.SUBMIT)
+            require_scope(user, Scope.SUBMIT)
         return user
 
 
@@ -111,14 +111,14 @@ def sends_token(request: HttpRequest) -> bool:
     return request.headers.get("Authorization", "").partition(" ")[0].lower() == "bearer"
 
 
-def person_of(request: HttpRequest) -> User | None:
+def request_user(request: HttpRequest) -> User | None:
     """The user of a request outside ninja: by Bearer token if there is one, otherwise by session."""
     if sends_token(request):
-        return user_of_api_token(request.headers["Authorization"].partition(" ")[2].strip())
+        return user_for_token(request.headers["Authorization"].partition(" ")[2].strip())
     return request.user if request.user.is_authenticated else None
 
 
-def unlocked(urls: Any) -> Any:
+def exempt_from_login(urls: Any) -> Any:
     """An API's URLs, exempt from the login redirect: every operation has its own authenticator and answers 401 without."""
     for pattern in urls[0]:
         if pattern.name not in NINJAS_OWN:
@@ -138,7 +138,7 @@ def may_see(request: HttpRequest, run_ids: Collection[int]) -> bool | None:
 
 
 def _still_there(request: HttpRequest) -> User | None:
-    user: Any = person_of(request)
+    user: Any = request_user(request)
     if user is None or sends_token(request):
         return user
     if not request.session.exists(request.session.session_key):

@@ -9,7 +9,7 @@ from ninja import Router
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import Action, demand
-from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, caller, get_run_row
 from oppo_platform.api.openapi import file, problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
@@ -59,7 +59,7 @@ class Checkpoints(TypedDict):
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
 def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
     """Newest step first, with the one from which the next attempt resumes, and those that can be downloaded."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     return Checkpoints(**paged(registered_checkpoints(run), limit, cursor, checkpoint_describer(run)))
 
 
@@ -69,12 +69,12 @@ def download_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: Chec
 
     `Range: bytes=N-`, with the `ETag` of the first reply as `If-Range`, yields the rest of the same archive (206).
     """
-    run = run_of(request, run_id)
-    demand(person(request), Action.DOWNLOAD, run.project.team_id)
+    run = get_run_row(request, run_id)
+    demand(caller(request), Action.DOWNLOAD, run.project.team_id)
     if checkpoint_id > LARGEST_ID:
         raise Checkpoint.DoesNotExist
     try:
-        archive = open_archive(run, checkpoint_id, person(request))
+        archive = open_archive(run, checkpoint_id, caller(request))
     except NotReadable as error:
         return problem(409, str(error))
     archive.begin = _first_byte(request, f'"{archive.digest}"')

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
-from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, caller, get_run_row
 from oppo_platform.api.openapi import problems
 from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
@@ -58,7 +58,7 @@ class ForkBody(CheckpointForkBody):
 )
 def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
     """201 with the queued run, in the same project; 422 with every error, 403 for viewers, 507 while disk space is low."""
-    return _forked(request, run_of(request, run_id), body, body.step)
+    return _forked(request, get_run_row(request, run_id), body, body.step)
 
 
 @router.post(
@@ -69,13 +69,13 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
 )
 def fork_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId, body: CheckpointForkBody) -> Any:
     """As `fork`, from the step of this checkpoint; of several attempts' checkpoints of that step, from the newer one."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     step: int = run.checkpoints.values_list("step", flat=True).get(pk=min(checkpoint_id, LARGEST_ID))
     return _forked(request, run, body, step)
 
 
 def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int | None) -> Status:
-    user = person(request)
+    user = caller(request)
     if not may_submit(user, run.project):
         raise PermissionDenied(f"Your role in {run.project.team.name} can view runs but not submit them.")
     require_database_space()

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Query, Router
 from typing_extensions import TypedDict
 
-from oppo_platform.api.lookups import RunId, run_of
+from oppo_platform.api.lookups import RunId, get_run_row
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
 from oppo_platform.usecases.run_events import KINDS, Kind, history
@@ -50,9 +50,9 @@ def list_events(
     cursor: Cursor = "",
 ) -> History | Any:
     """State changes, requests, decisions and checkpoints, newest first. `kinds` separated by commas; all if empty."""
-    run = run_of(request, run_id)
-    wanted: list[Any] = [word for word in kinds.split(",") if word]
-    unknown = [word for word in wanted if word not in KINDS]
+    run = get_run_row(request, run_id)
+    requested: list[Any] = [word for word in kinds.split(",") if word]
+    unknown = [word for word in requested if word not in KINDS]
     if unknown:
         return problem(422, f"Unknown kind {unknown[0]}; kinds are {', '.join(KINDS)}.")
-    return history(run, wanted or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)
+    return history(run, requested or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)

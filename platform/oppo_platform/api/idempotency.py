@@ -28,27 +28,27 @@ KEPT = timedelta(days=1)
 WAITS_FOR_THE_FIRST_MS = 10_000
 
 
-def once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> HttpResponse:
+def run_once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> HttpResponse:
     """The response of `run`, called now or on an earlier request of `user` with the same key. Raises `TooMany`."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
         return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters, for example a random UUID.")
     try:
-        wanted = _digest(request)
+        requested = _digest(request)
     except RequestDataTooBig:
         return run()  # the message says so
     try:
         with transaction.atomic():
-            kept = _claim(user, key, wanted)
-            if kept.status is not None:
-                if kept.token_id is not None:
-                    request.allowance = count_request(kept.token_id)  # type: ignore[attr-defined]  # as `run` does
-                return _again(kept, wanted)
+            stored = _claim(user, key, requested)
+            if stored.status is not None:
+                if stored.token_id is not None:
+                    request.allowance = count_request(stored.token_id)  # type: ignore[attr-defined]  # as `run` does
+                return _replay(stored, requested)
             response = run()
             if response.status_code >= 400:
                 transaction.set_rollback(True)
             else:
-                _keep(kept, response)
+                _store(stored, response)
             return response
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "55P03":  # lock_not_available
@@ -70,28 +70,28 @@ def _claim(user: User, key: str, digest: str) -> IdempotentReply:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(WAITS_FOR_THE_FIRST_MS)])
     row = IdempotentReply(**owner, key=key, digest=digest, created_at=clock.now())
     IdempotentReply.objects.bulk_create([row], ignore_conflicts=True)
-    kept = IdempotentReply.objects.select_for_update().get(**owner, key=key)
+    stored = IdempotentReply.objects.select_for_update().get(**owner, key=key)
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', '0', true)")
-    return kept
+    return stored
 
 
-def _keep(kept: IdempotentReply, response: HttpResponse) -> None:
-    kept.status = response.status_code
-    kept.content_type = response.get("Content-Type", "")
+def _store(stored: IdempotentReply, response: HttpResponse) -> None:
+    stored.status = response.status_code
+    stored.content_type = response.get("Content-Type", "")
     if "no-store" in response.get("Cache-Control", ""):
-        kept.is_secret = True
+        stored.is_secret = True
     else:
-        kept.body = response.content
-    kept.save()
+        stored.body = response.content
+    stored.save()
 
 
-def _again(kept: IdempotentReply, digest: str) -> HttpResponse:
-    if kept.digest != digest:
+def _replay(stored: IdempotentReply, digest: str) -> HttpResponse:
+    if stored.digest != digest:
         return problem(422, f"This {HEADER} was used for a different request. Use a new key.")
-    if kept.is_secret:
+    if stored.is_secret:
         return problem(409, "This request was already executed. Its response contained a secret, which is not stored.")
-    answer = HttpResponse(bytes(kept.body), status=kept.status, content_type=kept.content_type)
+    answer = HttpResponse(bytes(stored.body), status=stored.status, content_type=stored.content_type)
     answer.headers["Idempotency-Replayed"] = "true"
     return answer
 

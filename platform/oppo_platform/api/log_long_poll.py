@@ -30,33 +30,33 @@ Page = dict[str, Any]
 
 
 def when_there_is_more(
-    request: HttpRequest, run_id: int, told: Page, within_s: float, read: Callable[[Run], Page]
+    request: HttpRequest, run_id: int, page: Page, within_s: float, read: Callable[[Run], Page]
 ) -> StreamingHttpResponse:
     """The page that `read` returns once it has lines or the run has ended; the empty page after `within_s` seconds.
 
     Args:
-        told: the current page, without lines; also the result if the user may no longer see the run: the next call
+        page: the current page, without lines; also the result if the user may no longer see the run: the next call
         reports that.
     """
 
-    def look() -> Page | None:
+    def poll() -> Page | None:
         try:
-            found = read(Run.objects.only("state").get(pk=run_id))
-            if not found["lines"] and not found["ended"]:
+            result = read(Run.objects.only("state").get(pk=run_id))
+            if not result["lines"] and not result["ended"]:
                 return None
-            return found if may_see(request, [run_id]) else told
+            return result if may_see(request, [run_id]) else page
         finally:
             connection.close()
 
     close_old_connections()  # this request's connection would otherwise be held as long as the response takes
-    return StreamingHttpResponse(_waited_for(run_id, told, within_s, look), content_type="application/json; charset=utf-8")
+    return StreamingHttpResponse(_wait_and_render(run_id, page, within_s, poll), content_type="application/json; charset=utf-8")
 
 
-async def _waited_for(run_id: int, told: Page, within_s: float, look: Callable[[], Page | None]) -> AsyncIterator[bytes]:
+async def _wait_and_render(run_id: int, page: Page, within_s: float, poll: Callable[[], Page | None]) -> AsyncIterator[bytes]:
     until = time.monotonic() + within_s
     # Subscribe before reading, so that no change is missed.
     async with feed().subscribe([run_id]) as subscription:
-        while (found := await sync_to_async(look, thread_sensitive=False)()) is None and time.monotonic() < until:
+        while (result := await sync_to_async(poll, thread_sensitive=False)()) is None and time.monotonic() < until:
             await asyncio.sleep(min(SHORTEST_PAUSE_S, until - time.monotonic()))
             await subscription.changed(min(LOOK_EVERY_S, until - time.monotonic()))
-    yield orjson.dumps(found or told)
+    yield orjson.dumps(result or page)

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from oppo_platform.api.history import WORDS
 from oppo_platform.api.log_long_poll import LONGEST_S, when_there_is_more
-from oppo_platform.api.lookups import LARGEST_ID, RunId, run_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, get_run_row
 from oppo_platform.api.openapi import file
 from oppo_platform.api.problems import problem
 from oppo_platform.telemetry.logs import MOST_LINES, Stream, logs, whole_log
@@ -58,16 +58,16 @@ def show_logs(
     if wait and after is None:
         return problem(422, "`wait` requires `after`.")
     read = partial(logs, after=after, before=before, stream=stream, words=q, limit=limit)
-    told = read(run_of(request, run_id))
-    if told["lines"] or told["ended"] or not wait:
-        return told
-    return when_there_is_more(request, run_id, told, wait, read)
+    page = read(get_run_row(request, run_id))
+    if page["lines"] or page["ended"] or not wait:
+        return page
+    return when_there_is_more(request, run_id, page, wait, read)
 
 
 @router.get("runs/{int:run_id}/logs.txt", summary="Download the log as text", openapi_extra=file("text/plain"))
 def download_logs(request: HttpRequest, run_id: RunId) -> StreamingHttpResponse:
     """Every line of all attempts as `time attempt stream text`."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     answer = StreamingHttpResponse(whole_log(run), content_type="text/plain; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.log"'
     return answer

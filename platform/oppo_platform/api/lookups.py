@@ -21,29 +21,29 @@ RunId = Annotated[int, Path(description="The run's number.")]
 CheckpointId = Annotated[int, Path(description="The checkpoint's number, from the run's list of checkpoints.")]
 
 
-def person(request: HttpRequest) -> User:
+def caller(request: HttpRequest) -> User:
     """The authenticated user."""
     return request.auth  # type: ignore[attr-defined]  # ninja puts what the authenticator returned there
 
 
-def run_of(request: HttpRequest, run_id: int) -> Run:
+def get_run_row(request: HttpRequest, run_id: int) -> Run:
     """The bare run row, for operations that read related tables. Raises `Run.DoesNotExist`, also for another team's."""
-    return runs.visible_run(person(request), _possible(run_id))
+    return runs.visible_run(caller(request), _possible(run_id))
 
 
-def summary_of(request: HttpRequest, run_id: int) -> runs.RunSummary:
+def get_run_summary(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run with its summary. Raises `Run.DoesNotExist`, also for another team's."""
-    return runs.run_summary(runs.get_run(person(request), _possible(run_id)))
+    return runs.run_summary(runs.get_run(caller(request), _possible(run_id)))
 
 
-def steers(request: HttpRequest, run_id: int) -> str:
+def managing_actor(request: HttpRequest, run_id: int) -> str:
     """The caller as an actor who may manage the run. Raises `Run.DoesNotExist` and `PermissionDenied`."""
-    return steerer(request, run_of(request, run_id))
+    return check_may_manage(request, get_run_row(request, run_id))
 
 
-def steerer(request: HttpRequest, run: Run) -> str:
+def check_may_manage(request: HttpRequest, run: Run) -> str:
     """The same for a loaded run, which may be in the trash. Raises `PermissionDenied`."""
-    user = person(request)
+    user = caller(request)
     if not may_manage(user, run):
         raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
     return f"user:{user.username}"
@@ -56,9 +56,9 @@ def _possible(run_id: int) -> int:
     return run_id
 
 
-def chosen_project(user: User, wanted: int | str | None) -> Project:
+def chosen_project(user: User, requested: int | str | None) -> Project:
     """By id or name among the user's projects; default: the only one, or the first by name."""
-    projects, text = visible_projects(user), "" if wanted is None else str(wanted)
+    projects, text = visible_projects(user), "" if requested is None else str(requested)
     if not text:
         project = projects.first()
     elif text.isascii() and text.isdigit():

@@ -9,7 +9,7 @@ from ninja import Query, Router
 from typing_extensions import TypedDict
 
 from oppo_platform import clock
-from oppo_platform.api.lookups import LARGEST_ID, RunId, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, caller, get_run_row
 from oppo_platform.api.openapi import file
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
@@ -91,7 +91,7 @@ def show_metrics(
     to_step: ToStep = MAX_STEP,
 ) -> telemetry.Metrics:
     """Downsampled series keep their spikes."""
-    return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, _range(since_step, to_step))
+    return telemetry.metrics(get_run_row(request, run_id), _keys(names), x, max_points, _range(since_step, to_step))
 
 
 @router.get(
@@ -107,7 +107,7 @@ def download_metrics(
     to_step: ToStep = MAX_STEP,
 ) -> StreamingHttpResponse:
     """Every recorded point, with every axis, as newline-delimited JSON."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     points = export_metrics(run, _keys(names), _range(since_step, to_step))
     answer = StreamingHttpResponse(points, content_type="application/x-ndjson")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.ndjson"'
@@ -117,13 +117,13 @@ def download_metrics(
 @router.get("runs/{int:run_id}/usage", summary="Device-hours of a run")
 def show_usage(request: HttpRequest, run_id: RunId) -> DeviceHours:
     """Time that devices were held by all attempts of the run, and the number that it holds now."""
-    return run_device_hours(run_of(request, run_id), clock.now())
+    return run_device_hours(get_run_row(request, run_id), clock.now())
 
 
 @router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")
 def show_saving(request: HttpRequest, run_id: RunId) -> OverlapSavings:
     """The run's spans laid end to end, one stage after another, against the measured time; seconds."""
-    return overlap_savings(run_of(request, run_id))
+    return overlap_savings(get_run_row(request, run_id))
 
 
 @router.get("runs/{int:run_id}/decisions", summary="Controller decisions with reasons")
@@ -135,7 +135,7 @@ def list_decisions(
     cursor: Cursor = "",
 ) -> Decisions:
     """In the order of steps."""
-    decisions = telemetry.decisions(run_of(request, run_id), _step(since_step))
+    decisions = telemetry.decisions(get_run_row(request, run_id), _step(since_step))
     return Decisions(**paged(decisions, limit, cursor))
 
 
@@ -158,7 +158,7 @@ def compare_runs(
     if baseline is not None and baseline not in ids:
         return problem(422, "The baseline must be one of the compared runs.")
     view = CompareOptions(target, baseline, group, counted)
-    return compare(runs.get_runs(person(request), ids), _keys(names), x, max_points, view)
+    return compare(runs.get_runs(caller(request), ids), _keys(names), x, max_points, view)
 
 
 def parse_ids(text: str) -> list[int]:

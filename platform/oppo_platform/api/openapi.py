@@ -136,14 +136,14 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 def _problems(operation: Operation) -> set[int]:
     """Problem responses that follow from an operation's method and parameters."""
     sources = {param.__ninja_param_source__ for param in operation.models}
-    found = {401, 429, 500}
+    result = {401, 429, 500}
     if sources & {"path", "query", "body"}:
-        found |= {404, 422}
+        result |= {404, 422}
     if "body" in sources:
-        found |= {400, 413}
+        result |= {400, 413}
     if operation.methods[0] not in SAFE:
-        found |= {403, 409, 422}
-    return found
+        result |= {403, 409, 422}
+    return result
 
 
 def _first_line(operation: Operation) -> str:

@@ -26,7 +26,9 @@ class Page(TypedDict):
     next: str | None
 
 
-def paged(listed: Sequence[T], limit: int, cursor: str, tell: Callable[[T], Any] = lambda item: item, *, key: str = "id") -> Page:
+def paged(
+    listed: Sequence[T], limit: int, cursor: str, convert: Callable[[T], Any] = lambda item: item, *, key: str = "id"
+) -> Page:
     """The page of a list after the cursor's position.
 
     The position is after the previous page's last item, wherever it is now; if it is gone, at its successor's.
@@ -43,7 +45,7 @@ def paged(listed: Sequence[T], limit: int, cursor: str, tell: Callable[[T], Any]
     keys = [item[key] if isinstance(item, dict) else getattr(item, key) for item in listed]
     begin = _place(keys, cursor) if cursor else 0
     end = begin + limit
-    items = [tell(item) for item in listed[begin:end]]
+    items = [convert(item) for item in listed[begin:end]]
     return Page(items=items, next=write_cursor(end, keys[end - 1]) if end < len(keys) else None)
 
 

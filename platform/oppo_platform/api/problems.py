@@ -87,8 +87,8 @@ def install(api: NinjaAPI) -> None:
     """Let an API answer every error as a problem; an unexpected one is a 500 with a log entry of the same request id."""
 
     def invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
-        told = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]
-        return problem(422, "The request could not be parsed.", told)
+        parameter = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]
+        return problem(422, "The request could not be parsed.", parameter)
 
     def gone(request: HttpRequest, error: Exception) -> HttpResponse:
         return problem(404, "Not found, or you do not have access.")

@@ -34,8 +34,8 @@ class Allowance:
 
     def headers(self) -> dict[str, str]:
         """The response's headers."""
-        told = {"Limit": self.limit, "Remaining": max(0, self.remaining), "Reset": self.reset_s}
-        return {f"RateLimit-{name}": str(value) for name, value in told.items()}
+        values = {"Limit": self.limit, "Remaining": max(0, self.remaining), "Reset": self.reset_s}
+        return {f"RateLimit-{name}": str(value) for name, value in values.items()}
 
 
 class TooMany(Exception):

@@ -9,8 +9,8 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 
-from oppo_platform.api.auth import SAFE, person_of, sends_token
-from oppo_platform.api.idempotency import HEADER, once
+from oppo_platform.api.auth import SAFE, request_user, sends_token
+from oppo_platform.api.idempotency import HEADER, run_once
 from oppo_platform.api.problems import UNFORESEEN, problem, too_many
 from oppo_platform.api.rate_limit import Allowance, TooMany
 
@@ -25,7 +25,7 @@ NOT_HERE = {
 Run = Callable[..., HttpResponse]
 
 
-def as_usual(run: Run) -> Run:
+def api_operation(run: Run) -> Run:
     """Decorates an operation with idempotency keys for writes, and rate-limit headers."""
 
     @wraps(run)
@@ -45,10 +45,10 @@ def as_usual(run: Run) -> Run:
 def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpResponse:
     if HEADER not in request.headers or request.method in SAFE:
         return run(request, **path)
-    user = person_of(request)
+    user = request_user(request)
     if user is None or (sends_token(request) and user.bound_token_id is None):
         return run(request, **path)  # its authenticator decides
-    return once(partial(run, request, **path), request, user)
+    return run_once(partial(run, request, **path), request, user)
 
 
 class ProblemsEverywhere(MiddlewareMixin):

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
-from oppo_platform.api.lookups import RunId, chosen_project, person, run_of, steers, summary_of
+from oppo_platform.api.lookups import RunId, caller, chosen_project, get_run_row, get_run_summary, managing_actor
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.projects.access import may_submit
@@ -82,9 +82,11 @@ def list_runs(
     unknown = [word for word in states if word not in set(RunState)]
     if unknown:
         return problem(422, f"Unknown state {unknown[0]}; states are {', '.join(RunState)}.")
-    wanted = chosen_project(person(request), project) if project else None
+    requested = chosen_project(caller(request), project) if project else None
     try:
-        return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, cursor=cursor)
+        return runs.list_runs(
+            caller(request), states=states, project=requested, where=where, sort=sort, limit=limit, cursor=cursor
+        )
     except FilterError as error:
         return problem(422, error.message, term=error.term)
 
@@ -92,7 +94,7 @@ def list_runs(
 @router.get("runs/words", summary="Filter fields and their values")
 def list_filter_words(request: HttpRequest) -> Words:
     """Fields with their descriptions, existing values, and metrics, for completion."""
-    return words(person(request))
+    return words(caller(request))
 
 
 @router.get("runs/pinned", summary="The pinned baselines")
@@ -103,28 +105,28 @@ def list_pinned_runs(
     cursor: Cursor = "",
 ) -> Pinned:
     """At most one run per project: the baseline of its other runs."""
-    user = person(request)
-    wanted = chosen_project(user, project).pk if project else None
-    return Pinned(**paged(runs.existing_runs(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
+    user = caller(request)
+    requested = chosen_project(user, project).pk if project else None
+    return Pinned(**paged(runs.existing_runs(user, pinned_runs(user, requested)), limit, cursor, runs.run_summary))
 
 
 @router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")
 def pin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Replaces the previous one. Requires permission to submit to the project."""
     pin(run_id, _changes(request, run_id))
-    return summary_of(request, run_id)
+    return get_run_summary(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unpin", summary="Remove a project's baseline")
 def unpin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Idempotent."""
     unpin(run_id, _changes(request, run_id))
-    return summary_of(request, run_id)
+    return get_run_summary(request, run_id)
 
 
 def _changes(request: HttpRequest, run_id: int) -> str:
     """The caller as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
-    user, run = person(request), run_of(request, run_id)
+    user, run = caller(request), get_run_row(request, run_id)
     if not may_submit(user, run.project):
         raise PermissionDenied("Viewers cannot tag or pin runs.")
     return f"user:{user.username}"
@@ -133,15 +135,15 @@ def _changes(request: HttpRequest, run_id: int) -> str:
 @router.post("runs/{int:run_id}/archive", summary="Archive a run", operation_id="archive_run")
 def archive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """The filter `archived:yes` finds it, and its page stays. 409 unless it has ended; 403 if you may not manage it."""
-    archive_run(run_id, steers(request, run_id))
-    return summary_of(request, run_id)
+    archive_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unarchive", summary="Unarchive a run", operation_id="unarchive_run")
 def unarchive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Idempotent. 403 if you may not manage it."""
-    unarchive_run(run_id, steers(request, run_id))
-    return summary_of(request, run_id)
+    unarchive_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @router.post("runs/{int:run_id}/tags", summary="Change a run's tags")
@@ -152,4 +154,4 @@ def tag_run(request: HttpRequest, run_id: RunId, body: TagsBody) -> runs.RunSumm
         change_tags(run_id, body.add, body.remove, actor)
     except TagRefused as error:
         return problem(422, str(error))
-    return summary_of(request, run_id)
+    return get_run_summary(request, run_id)

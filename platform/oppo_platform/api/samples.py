@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from oppo_contract.events import Sample
 from oppo_contract.wire import WireModel
 from oppo_platform.api.history import WORDS
-from oppo_platform.api.lookups import LARGEST_ID, RunId, run_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, get_run_row
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.samples import Ending, SampleFilter, sample, samples
@@ -112,7 +112,7 @@ class OneSample(SampleItem):
 @router.get("runs/{int:run_id}/samples", summary="Recorded samples")
 def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery]) -> SampleList:
     """Newest step first unless `sort` is given. Texts are model output: show them as text."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     by: Any = query.sort.removeprefix("-")
     return samples(
         run,
@@ -128,7 +128,7 @@ def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery])
 @router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded sample")
 def show_sample(request: HttpRequest, run_id: RunId, sample_id: SampleId) -> OneSample:
     """The answer, and the figures of all answers to the same prompt."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     if sample_id > LARGEST_ID:
         raise SampleRow.DoesNotExist
     return sample(run, sample_id)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
-from oppo_platform.api.lookups import LARGEST_ID, person
+from oppo_platform.api.lookups import LARGEST_ID, caller
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.runs import saved_views as service
@@ -72,46 +72,46 @@ class DeletedView(TypedDict):
 @router.get("views", summary="Saved views of the runs table")
 def list_views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Views:
     """Your own and your teams', by name."""
-    return Views(**paged(service.menu_views(person(request)), limit, cursor))
+    return Views(**paged(service.menu_views(caller(request)), limit, cursor))
 
 
 @router.post("views", summary="Save a view", response={201: Any})
 def save_view(request: HttpRequest, body: ViewBody) -> service.ViewItem | Any:
     """201; 422 for a name that is taken or an invalid filter."""
-    user = person(request)
+    user = caller(request)
     team = None
     if body.team is not None:
         team = visible_teams(user).filter(pk=body.team).first() if 0 < body.team <= LARGEST_ID else None
         if team is None:
             raise Http404
-    told = _told(lambda: service.save_view(user, body.name, body.query, team))
-    return Status(201, told) if isinstance(told, dict) else told
+    result = _as_result(lambda: service.save_view(user, body.name, body.query, team))
+    return Status(201, result) if isinstance(result, dict) else result
 
 
 @router.post("views/default", summary="Set your default view of the runs table")
 def set_default_view(request: HttpRequest, body: DefaultBody) -> DefaultView:
     """`{"view": null}` for all runs."""
-    service.set_default(person(request), body.view if body.view is None else _id(body.view))
+    service.set_default(caller(request), body.view if body.view is None else _id(body.view))
     return {"view": body.view}
 
 
 @router.post("views/{int:view_id}", summary="Rename a view or replace its content")
 def change_view(request: HttpRequest, view_id: ViewId, body: ChangeBody) -> service.ViewItem | Any:
     """Allowed for its owner, and the maintainers of its team."""
-    return _told(lambda: service.change_view(person(request), _id(view_id), body.name, body.query))
+    return _as_result(lambda: service.change_view(caller(request), _id(view_id), body.name, body.query))
 
 
 @router.post("views/{int:view_id}/delete", summary="Delete a view")
 def delete_view(request: HttpRequest, view_id: ViewId) -> DeletedView:
     """`…/restore` restores it until its owner deletes another one."""
-    service.delete_view(person(request), _id(view_id))
+    service.delete_view(caller(request), _id(view_id))
     return {"id": view_id}
 
 
 @router.post("views/{int:view_id}/restore", summary="Restore a deleted view")
 def restore_view(request: HttpRequest, view_id: ViewId) -> service.ViewItem | Any:
     """422 if its name is taken meanwhile."""
-    return _told(lambda: service.restore_view(person(request), _id(view_id)))
+    return _as_result(lambda: service.restore_view(caller(request), _id(view_id)))
 
 
 def _id(view_id: int) -> int:
@@ -121,7 +121,7 @@ def _id(view_id: int) -> int:
     return view_id
 
 
-def _told(deed: Callable[[], service.ViewItem]) -> Any:
+def _as_result(deed: Callable[[], service.ViewItem]) -> Any:
     try:
         return deed()
     except service.ViewRefused as refused:

@@ -13,7 +13,7 @@ from ninja import Router
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
-from oppo_platform.api.lookups import person
+from oppo_platform.api.lookups import caller
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.scheduling import selectors as scheduling
@@ -86,16 +86,16 @@ class Queue(TypedDict):
 @router.get("queue", summary="Waiting runs with reasons and estimated starts")
 def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in order; places count the runs of all teams."""
-    line = scheduling.queue_order(person(request))
+    line = scheduling.queue_order(caller(request))
     page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
-    told = scheduling.waiting_runs(line, page["items"])
-    return Queue(items=told["items"], next=page["next"], waiting=told["waiting"], planned_at=told["planned_at"])
+    queue = scheduling.waiting_runs(line, page["items"])
+    return Queue(items=queue["items"], next=page["next"], waiting=queue["waiting"], planned_at=queue["planned_at"])
 
 
 @router.get("cluster", summary="Nodes and their devices")
 def show_cluster(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Cluster:
     """Nodes and the use of their devices."""
-    return Cluster(**paged(nodes_overview(person(request)), limit, cursor, _node))
+    return Cluster(**paged(nodes_overview(caller(request)), limit, cursor, _node))
 
 
 def _node(node: dict[str, Any]) -> NodeItem:
@@ -106,4 +106,4 @@ def _node(node: dict[str, Any]) -> NodeItem:
 @router.get("quotas", summary="Your teams' quotas and usage by pool")
 def list_quotas(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Quotas:
     """Devices of each pool, in use and promised by all teams, and the quotas of yours."""
-    return Quotas(**paged(pool_quotas(list(visible_teams(person(request)))), limit, cursor, key="pool_id"))
+    return Quotas(**paged(pool_quotas(list(visible_teams(caller(request)))), limit, cursor, key="pool_id"))

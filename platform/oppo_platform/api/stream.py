@@ -21,7 +21,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
-from oppo_platform.api.auth import may_see, person_of, sends_token
+from oppo_platform.api.auth import may_see, request_user, sends_token
 from oppo_platform.api.metrics import parse_ids
 from oppo_platform.api.problems import problem, too_many, unauthenticated
 from oppo_platform.api.rate_limit import Allowance, TooMany, count_request
@@ -109,7 +109,7 @@ def _event(head: RunSummary, known: Cursors) -> bytes:
 
 def _counted(request: HttpRequest) -> Allowance | None:
     try:
-        user = person_of(request) if sends_token(request) else None
+        user = request_user(request) if sends_token(request) else None
     finally:
         connection.close()
     return count_request(user.bound_token_id) if user is not None and user.bound_token_id is not None else None

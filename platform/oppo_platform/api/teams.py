@@ -11,13 +11,13 @@ from ninja import Path, Query, Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import audit
-from oppo_platform.accounts.access import Action, demand, roles, visible_teams, within
+from oppo_platform.accounts.access import Action, demand, require_scope, roles, visible_teams
 from oppo_platform.accounts.models import AuditEntry, Membership, Role, Scope, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.api.lookups import LARGEST_ID, person
+from oppo_platform.api.lookups import LARGEST_ID, caller
 from oppo_platform.api.openapi import problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
@@ -146,7 +146,7 @@ class AuditLog(Schema):
 @router.get("teams", summary="Your teams")
 def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Teams:
     """With their projects, and your role in each."""
-    user = person(request)
+    user = caller(request)
     teams, role_of = list(visible_teams(user).prefetch_related("projects")), roles(user)
     return Teams(**paged(teams, limit, cursor, lambda team: TeamItem(**_team(team, role_of[team.pk]))))
 
@@ -155,7 +155,7 @@ def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
 def show_team(request: HttpRequest, team_id: TeamId) -> OneTeam:
     """Members by name."""
     team = _mine(request, team_id)
-    return OneTeam(**_team(team, roles(person(request))[team.pk]), members=[_member(each) for each in _people(team)[:MOST]])
+    return OneTeam(**_team(team, roles(caller(request))[team.pk]), members=[_member(each) for each in _people(team)[:MOST]])
 
 
 @router.get("teams/{int:team_id}/members", summary="Members of a team")
@@ -169,7 +169,7 @@ def create_project(request: HttpRequest, team_id: TeamId, body: ProjectBody) -> 
     """201; 403 for viewers, 422 for a name that is empty or taken."""
     team = _mine(request, team_id)
     try:
-        project = projects.create_project(person(request), team, body.name)
+        project = projects.create_project(caller(request), team, body.name)
     except AccountError as refused:
         return problem(422, str(refused))
     return Status(201, ProjectItem(id=project.pk, name=project.name, team=team.name))
@@ -185,7 +185,7 @@ def list_audit_entries(
     cursor: Cursor = "",
 ) -> AuditLog:
     """Newest first, optionally of one actor or action. Owners only."""
-    team, user = _mine(request, team_id), person(request)
+    team, user = _mine(request, team_id), caller(request)
     demand(user, Action.SEE_AUDIT_LOG, team.pk)
     before = read_cursor(cursor, int)[0] if cursor else None
     page = audit.audit_page(team.pk, actor, action, before, limit)
@@ -196,7 +196,7 @@ def list_audit_entries(
 def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Webhooks:
     """Owners only."""
     team = _mine(request, team_id)
-    demand(person(request), Action.MANAGE_ALERTS, team.pk)
+    demand(caller(request), Action.MANAGE_ALERTS, team.pk)
     return Webhooks(**paged(list(webhooks.team_webhooks(team)), limit, cursor, _hook))
 
 
@@ -229,7 +229,7 @@ def delete_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId)
 
 
 def _mine(request: HttpRequest, team_id: int) -> Team:
-    return visible_teams(person(request)).get(pk=min(team_id, LARGEST_ID))
+    return visible_teams(caller(request)).get(pk=min(team_id, LARGEST_ID))
 
 
 def _people(team: Team) -> QuerySet[Membership]:
@@ -241,8 +241,8 @@ def _member(membership: Membership) -> MemberItem:
 
 
 def _owned(request: HttpRequest, team_id: int) -> tuple[Team, Any]:
-    team, user = _mine(request, team_id), person(request)
-    within(user, Scope.ADMIN)
+    team, user = _mine(request, team_id), caller(request)
+    require_scope(user, Scope.ADMIN)
     return team, user
 
 

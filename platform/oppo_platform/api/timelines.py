@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from typing_extensions import TypedDict
 
-from oppo_platform.api.lookups import RunId, run_of
+from oppo_platform.api.lookups import RunId, get_run_row
 from oppo_platform.api.openapi import file
 from oppo_platform.api.problems import problem
 from oppo_platform.telemetry.palette import ThemeName
@@ -55,7 +55,7 @@ class Figure(TypedDict):
 @router.get("runs/{int:run_id}/timeline", summary="Timeline of all devices, in detail or downsampled")
 def show_timeline(request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None) -> Timeline:
     """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
-    return spans_of_run(run_of(request, run_id), from_step, to_step)
+    return spans_of_run(get_run_row(request, run_id), from_step, to_step)
 
 
 @router.get("runs/{int:run_id}/timeline/figure", summary="The timeline as a Plotly figure")
@@ -63,7 +63,7 @@ def show_timeline_figure(
     request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None, theme: Theme = "light"
 ) -> Figure:
     """`{"data", "layout"}` of the same steps as `timeline`, for `plotly.graph_objects.Figure` and `Plotly.newPlot`."""
-    return timeline_figure(spans_of_run(run_of(request, run_id), from_step, to_step), theme)
+    return timeline_figure(spans_of_run(get_run_row(request, run_id), from_step, to_step), theme)
 
 
 @router.get(
@@ -78,7 +78,7 @@ def download_trace(
     to_step: Annotated[int, Query(description="The last step.")],
 ) -> HttpResponse:
     """At most 50 recorded steps, in the format of `oppo trace`."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     try:
         drawn = trace(run, from_step, to_step)
     except TraceRangeError as error:

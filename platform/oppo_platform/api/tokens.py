@@ -13,7 +13,7 @@ from oppo_platform.accounts import api_tokens as service
 from oppo_platform.accounts.access import roles, visible_teams
 from oppo_platform.accounts.models import ApiToken, Scope
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.api.lookups import LARGEST_ID, person
+from oppo_platform.api.lookups import LARGEST_ID, caller
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 
@@ -75,7 +75,7 @@ class Me(Schema):
 @router.get("me", summary="Your user, teams and permissions")
 def who_am_i(request: HttpRequest) -> Me:
     """Your teams with your role in each, limited by the token's scope."""
-    user = person(request)
+    user = caller(request)
     used = ApiToken.objects.select_related("user", "team").filter(pk=user.bound_token_id).first()
     role_of = roles(user)
     teams = [{"id": team.pk, "name": team.name, "role": role_of[team.pk]} for team in visible_teams(user)]
@@ -92,17 +92,17 @@ def list_tokens(
     cursor: Cursor = "",
 ) -> Tokens:
     """Yours, and all of the teams that you own; newest first, service tokens last."""
-    user = person(request)
+    user = caller(request)
     if team is not None:
         visible_teams(user).get(pk=min(team, LARGEST_ID))
-    return Tokens(**paged(list(service.tokens_of(user, team)), limit, cursor, _item))
+    return Tokens(**paged(list(service.visible_tokens(user, team)), limit, cursor, _item))
 
 
 @router.post("tokens", summary="Create an API token", response={201: NewTokenItem})
 def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) -> Any:
     """201 with the token, shown this once; 422 for an invalid name, scope or validity; 403 if your token has a lesser scope."""
     response.headers["Cache-Control"] = "no-store"  # nor is it stored for repeated requests
-    user = person(request)
+    user = caller(request)
     teams = visible_teams(user)
     team = teams.get(pk=min(body.team, LARGEST_ID)) if body.team is not None else teams.first()
     if team is None:
@@ -120,7 +120,7 @@ def revoke_token(request: HttpRequest, token_id: TokenId) -> Status:
     """It is invalid from the next request on. 404 if it does not exist, or is neither yours nor of a team that you own."""
     if token_id > LARGEST_ID:
         raise ApiToken.DoesNotExist
-    service.revoke_token(person(request), token_id)
+    service.revoke_token(caller(request), token_id)
     return Status(204, None)
 
 

@@ -37,11 +37,20 @@ from oppo_platform.api import (
 )
 from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.forks import CHANGES, MOST_CHANGES, Submitted
-from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, chosen_project, person, run_of, steers, summary_of
+from oppo_platform.api.lookups import (
+    LARGEST_ID,
+    CheckpointId,
+    RunId,
+    caller,
+    chosen_project,
+    get_run_row,
+    get_run_summary,
+    managing_actor,
+)
 from oppo_platform.api.openapi import DescribedAPI, file, problems
 from oppo_platform.api.problems import SpecComplaint, install, problem
 from oppo_platform.api.rendering import FastJson
-from oppo_platform.api.request_wrapper import as_usual
+from oppo_platform.api.request_wrapper import api_operation
 from oppo_platform.cursors import BadCursor
 from oppo_platform.projects.access import may_submit
 from oppo_platform.projects.models import Project
@@ -59,7 +68,7 @@ api = DescribedAPI(
     title="OPPO Platform", version="1", auth=PERSON, renderer=FastJson(), docs_url=None, openapi_url=None, urls_namespace="api"
 )
 install(api)
-api.add_decorator(as_usual, mode="view")
+api.add_decorator(api_operation, mode="view")
 for part in (
     metrics,
     run_lists,
@@ -151,17 +160,17 @@ class Validated(TypedDict):
 def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
     """`{"ok", "problems", "spec", "yaml"}`: the spec with every default if it is valid, otherwise as sent."""
     try:
-        spec = body.checked(_team_for(person(request), body.project)).model_dump(mode="json")
+        spec = body.checked(_team_for(caller(request), body.project)).model_dump(mode="json")
     except SpecError as error:
         spec, yaml = _as_given(body)
         return Validated(ok=False, problems=[p.as_dict() for p in error.problems], spec=spec, yaml=yaml)
     return Validated(ok=True, problems=[], spec=spec, yaml=dump_yaml(spec))
 
 
-def _team_for(user: User, wanted: int | str | None) -> int | None:
+def _team_for(user: User, requested: int | str | None) -> int | None:
     """The team whose quota and secrets the spec must respect; None if the user may not submit there, so may not see them."""
     try:
-        project = chosen_project(user, wanted)
+        project = chosen_project(user, requested)
     except Project.DoesNotExist:
         return None
     return project.team_id if may(user, Action.NAME_SECRETS, project.team_id) else None
@@ -181,7 +190,7 @@ def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
 @api.post("runs", summary="Submit a run", response={201: Submitted}, operation_id="submit_run", openapi_extra=problems(507))
 def submit(request: HttpRequest, body: SpecBody) -> Any:
     """201 with the queued run; 422 with every problem; 403 for viewers; 507 while the database's disk is full."""
-    user = person(request)
+    user = caller(request)
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
@@ -197,7 +206,7 @@ api.get("runs", summary="Runs of your teams")(run_lists.list_runs)
 @api.get("runs/{int:run_id}", summary="One run")
 def show_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """The run's summary."""
-    return summary_of(request, run_id)
+    return get_run_summary(request, run_id)
 
 
 api.delete("runs/{int:run_id}", summary="Delete a run", operation_id="delete_run")(storage.delete)
@@ -206,7 +215,7 @@ api.delete("runs/{int:run_id}", summary="Delete a run", operation_id="delete_run
 @api.get("runs/{int:run_id}/spec.yaml", summary="A run's spec as YAML", openapi_extra=file("application/yaml"))
 def download_spec(request: HttpRequest, run_id: RunId) -> HttpResponse:
     """The complete spec, defaults included; `POST runs` accepts it unchanged."""
-    run = run_of(request, run_id)
+    run = get_run_row(request, run_id)
     answer = HttpResponse(runs.spec_yaml(run), content_type="application/yaml; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.yaml"'
     return answer
@@ -215,43 +224,43 @@ def download_spec(request: HttpRequest, run_id: RunId) -> HttpResponse:
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """A waiting run ends at once; a running engine is stopped with the next heartbeat. Idempotent for ended runs."""
-    lifecycle.cancel_run(run_id, steers(request, run_id))
-    return summary_of(request, run_id)
+    lifecycle.cancel_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @api.post("runs/{int:run_id}/pause", summary="Pause a run")
 def pause_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """A waiting run pauses at once; a running engine saves a checkpoint first. 409 once it ends or is being cancelled."""
-    lifecycle.pause_run(run_id, steers(request, run_id))
-    return summary_of(request, run_id)
+    lifecycle.pause_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
 def resume_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """The run is queued again. 409 if it is neither paused nor pausing, or has reached its time limit."""
-    lifecycle.resume_run(run_id, steers(request, run_id))
-    return summary_of(request, run_id)
+    lifecycle.resume_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @api.post("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/resume", summary="Resume a paused run from an older checkpoint")
 def resume_run_at(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId) -> runs.RunSummary:
     """The run is queued again. 409 if it is not paused, or the files are gone."""
-    actor = steers(request, run_id)
+    actor = managing_actor(request, run_id)
     if checkpoint_id > LARGEST_ID:
         raise Checkpoint.DoesNotExist
     resume_at(run_id, checkpoint_id, actor)
-    return summary_of(request, run_id)
+    return get_run_summary(request, run_id)
 
 
 @api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
 def set_priority(request: HttpRequest, run_id: RunId, body: PriorityBody) -> runs.RunSummary:
     """1 to 99; higher goes first within the team."""
-    lifecycle.set_priority(run_id, body.priority, steers(request, run_id))
-    return summary_of(request, run_id)
+    lifecycle.set_priority(run_id, body.priority, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
 
 
 @api.post("runs/{int:run_id}/extend", summary="Extend the time limit of a run")
 def extend_run(request: HttpRequest, run_id: RunId, body: ExtendBody) -> runs.RunSummary:
     """Adds hours to the limit. 409 for a run without a limit."""
-    lifecycle.extend_run(run_id, body.hours, steers(request, run_id))
-    return summary_of(request, run_id)
+    lifecycle.extend_run(run_id, body.hours, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)

@@ -56,10 +56,10 @@ def _refused(request: HttpRequest, error: AttemptRefused) -> HttpResponse:
 @worker_api.exception_handler(IntegrityError)
 def _fenced(request: HttpRequest, error: IntegrityError) -> HttpResponse:
     """A trigger's refusal of an old epoch becomes a normal refusal; everything else is an internal error."""
-    told = getattr(error.__cause__, "diag", None)
-    if told is None or told.constraint_name != STALE_EPOCH:
+    parameter = getattr(error.__cause__, "diag", None)
+    if parameter is None or parameter.constraint_name != STALE_EPOCH:
         raise error
-    return _json(wire.Refused(detail=told.message_primary or "stale epoch", reason="stale_epoch"), 409)
+    return _json(wire.Refused(detail=parameter.message_primary or "stale epoch", reason="stale_epoch"), 409)
 
 
 @worker_api.exception_handler(TooLarge)
@@ -75,29 +75,29 @@ def _malformed(request: HttpRequest, error: Malformed) -> HttpResponse:
 @worker_api.post("join", auth=JoinTokenAuth())
 def join(request: HttpRequest) -> HttpResponse:
     """A worker becomes a node of the cluster."""
-    told = _read(request, wire.Join)
-    if told.wire_version not in wire.SUPPORTED_VERSIONS:
+    parameter = _read(request, wire.Join)
+    if parameter.wire_version not in wire.SUPPORTED_VERSIONS:
         spoken = " and ".join(map(str, wire.SUPPORTED_VERSIONS))
-        return problem(422, f"The worker uses protocol version {told.wire_version}, the platform supports {spoken}.")
-    return _json(cluster.join(told), version=told.wire_version)
+        return problem(422, f"The worker uses protocol version {parameter.wire_version}, the platform supports {spoken}.")
+    return _json(cluster.join(parameter), version=parameter.wire_version)
 
 
 @worker_api.post("heartbeat", auth=NodeAuth())
 def node_heartbeat(request: HttpRequest) -> HttpResponse:
     """Devices and catalogue in, orders out."""
     node = request.auth  # type: ignore[attr-defined]
-    told = _read(request, wire.NodeHeartbeat, wire.MAX_BATCH_BYTES)
-    orders = heartbeat(node.pk, told)
-    fence_orphans(node.pk, {running.attempt_id for running in told.attempts})
-    return _json(orders, version=told.wire_version)
+    parameter = _read(request, wire.NodeHeartbeat, wire.MAX_BATCH_BYTES)
+    orders = heartbeat(node.pk, parameter)
+    fence_orphans(node.pk, {running.attempt_id for running in parameter.attempts})
+    return _json(orders, version=parameter.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/claim", auth=NodeAuth())
 def claim(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Once, for the node that the attempt is allocated to."""
-    told = _read(request, wire.Claim)
+    parameter = _read(request, wire.Claim)
     node = request.auth  # type: ignore[attr-defined]
-    return _json(attempts.claim(node, attempt_id, told.epoch, told.address), version=node.wire_version)
+    return _json(attempts.claim(node, attempt_id, parameter.epoch, parameter.address), version=node.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/heartbeat", auth=AttemptAuth())
@@ -163,8 +163,8 @@ def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) 
     except ValidationError as error:
         if _is_newer(request) and (known := _known_part(model, request.body, error)) is not None:
             return known
-        told = error.errors(include_url=False, include_context=False, include_input=False)[:COMPLAINTS_SHOWN]
-        raise Malformed([SpecProblem(".".join(map(str, e["loc"])), e["msg"]) for e in told]) from None
+        parameter = error.errors(include_url=False, include_context=False, include_input=False)[:COMPLAINTS_SHOWN]
+        raise Malformed([SpecProblem(".".join(map(str, e["loc"])), e["msg"]) for e in parameter]) from None
 
 
 def _is_newer(request: HttpRequest) -> bool:

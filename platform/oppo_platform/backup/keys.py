@@ -41,7 +41,7 @@ class Keys:
 
 def current_keys() -> Keys:
     """The keys of this installation."""
-    return Keys(settings.SECRET_KEY, tuple(encryption.written_keys()))
+    return Keys(settings.SECRET_KEY, tuple(encryption.encoded_keys()))
 
 
 def parse_keys(text: bytes) -> Keys:
@@ -66,7 +66,7 @@ def restore_keys(keys: Keys, home: Path, stamp: str) -> list[str]:
 
     Current keys of team secrets are appended to the backup's, so that secrets encrypted with them stay readable.
     """
-    done, here = [], encryption.written_keys()
+    done, here = [], encryption.encoded_keys()
     if keys.secret_key != settings.SECRET_KEY:
         given = os.environ.get("OPPO_SECRET_KEY", "").strip() or len(keys.secret_key) < SHORTEST_IN_A_FILE
         done.append(_put(home / SECRET_KEY, keys.secret_key, bool(given), stamp))

@@ -113,4 +113,4 @@ def undecryptable() -> list[str]:
     hooks = Webhook.objects.values_list("pk", "sealed")
     sealed = [(f"secret {name} of team {team}", data) for name, team, data in secrets]
     sealed += [(f"the signature of webhook {pk}", data) for pk, data in hooks]
-    return [what for what, data in sealed if not encryption.key_is_here(bytes(data))]
+    return [what for what, data in sealed if not encryption.has_key(bytes(data))]

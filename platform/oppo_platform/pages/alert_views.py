@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from oppo_platform.accounts.access import Action, demand, granting, may, memberships, visible_teams
+from oppo_platform.accounts.access import Action, demand, granting_roles, may, memberships, visible_teams
 from oppo_platform.accounts.current_team import current_team
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
@@ -23,7 +23,7 @@ from oppo_platform.alerts.policy import DEFAULTS, LIMITS, WINDOW_LIMITS, Conditi
 from oppo_platform.alerts.rules import set_rules, team_rules
 from oppo_platform.alerts.titles import MEANINGS, TITLES
 from oppo_platform.cursors import BadCursor
-from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 
 ALERTS_A_PAGE = 50
 SHOWN = {"": "Open", "all": "All"}
@@ -37,23 +37,23 @@ def alerts(request: HttpRequest) -> HttpResponse:
         raise Http404
     team = current_team(request)
     try:
-        found = selectors.list_alerts(
+        result = selectors.list_alerts(
             request.user, only_open=not show, team_id=team.pk if team else None, limit=ALERTS_A_PAGE, cursor=cursor
         )
     except BadCursor:
         raise Http404 from None
-    may_care = set(memberships(request.user).filter(role__in=granting(Action.SUBMIT)).values_list("team_id", flat=True))
-    kept = {name: value for name, value in (("show", show), ("cursor", cursor)) if value}
+    may_care = set(memberships(request.user).filter(role__in=granting_roles(Action.SUBMIT)).values_list("team_id", flat=True))
+    params = {name: value for name, value in (("show", show), ("cursor", cursor)) if value}
     context = {
         "section": "alerts",
-        "alerts": [{**alert, "may_care": alert["team_id"] in may_care} for alert in found["items"]],
+        "alerts": [{**alert, "may_care": alert["team_id"] in may_care} for alert in result["items"]],
         "views": [
             {"title": title, "query": urlencode({"show": key} if key else {}), "current": key == show}
             for key, title in SHOWN.items()
         ],
         "show": show,
-        "rows_url": f"{reverse('pages:alerts')}?{urlencode({**kept, 'part': 'rows'})}",
-        "older": urlencode({**kept, "cursor": found["next"]}) if found["next"] else "",
+        "rows_url": f"{reverse('pages:alerts')}?{urlencode({**params, 'part': 'rows'})}",
+        "older": urlencode({**params, "cursor": result["next"]}) if result["next"] else "",
         "teams": [team] if team else visible_teams(request.user),
     }
     return render(request, "alerts/rows.html" if request.GET.get("part") else "alerts/list.html", context)
@@ -62,7 +62,7 @@ def alerts(request: HttpRequest) -> HttpResponse:
 @require_GET
 def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
     """A team's rules and webhooks, and the user's mails; `?webhook=` requests the last deliveries of one only."""
-    team, webhook = team_of(request, team_id), request.GET.get("webhook", "")
+    team, webhook = get_team(request, team_id), request.GET.get("webhook", "")
     if not webhook:
         return _settings(request, team)
     demand(request.user, Action.MANAGE_ALERTS, team.pk)
@@ -114,7 +114,7 @@ def _shown(condition: Condition, on: bool, threshold: str, window: str) -> dict[
 @require_POST
 def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     """Change a team's rules."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
 
     def change() -> str:
         demand(request.user, Action.MANAGE_ALERTS, team.pk)  # before validation
@@ -124,7 +124,7 @@ def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     def again() -> HttpResponse:
         return _settings(request, team, [_shown(c, *_given(request, c)) for c in Condition], status=422)
 
-    return told(request, change, "team-alerts", team_id, again=again)
+    return reply_with_message(request, change, "team-alerts", team_id, again=again)
 
 
 def _given(request: HttpRequest, condition: Condition) -> tuple[bool, str, str]:
@@ -148,21 +148,21 @@ def _posted(request: HttpRequest, condition: Condition) -> Rule:
 @require_POST
 def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
     """Set the user's mails about this team."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     whose, conditions = request.POST.get("whose", ""), request.POST.getlist("conditions")
 
     def change() -> str:
         services.choose_mail(request.user, team, whose, conditions)
         return "Email settings saved."
 
-    return told(request, change, "team-alerts", team_id)
+    return reply_with_message(request, change, "team-alerts", team_id)
 
 
 @never_cache
 @require_POST
 def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
     """Create a webhook, and show its secret once."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     url, conditions = request.POST.get("url", ""), request.POST.getlist("conditions")
     try:
         secret = webhooks.add_webhook(request.user, team, url, conditions)
@@ -175,7 +175,7 @@ def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
 @require_POST
 def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
     """Enable, disable or change a webhook."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     on, conditions = bool(request.POST.get("on")), request.POST.getlist("conditions")
 
     def change() -> str:
@@ -188,7 +188,7 @@ def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 @require_POST
 def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
     """Delete a webhook."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     return _of_webhook(
         request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} was deleted.", team_id
     )
@@ -197,7 +197,7 @@ def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 @require_POST
 def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
     """Send a test message."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     return _of_webhook(
         request,
         lambda: f"A test message to {webhooks.send_test(request.user, team, webhook_id)} will be sent; see the result below.",
@@ -207,6 +207,6 @@ def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpRes
 
 def _of_webhook(request: HttpRequest, change: Callable[[], str], team_id: int) -> HttpResponse:
     try:
-        return told(request, change, "team-alerts", team_id)
+        return reply_with_message(request, change, "team-alerts", team_id)
     except Webhook.DoesNotExist:
         raise Http404 from None

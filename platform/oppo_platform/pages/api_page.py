@@ -43,29 +43,29 @@ def _call(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
         "path": path.removeprefix("/api/v1/"),
         "summary": operation["summary"],
         "says": _with_code(operation.get("description", "")),
-        "parameters": [_parameter(told) for told in operation.get("parameters", [])],
+        "parameters": [_parameter(parameter) for parameter in operation.get("parameters", [])],
         "status": status,
         "media": next(iter(well.get("content", {})), ""),
-        "problems": [(code, told["description"]) for code, told in operation["responses"].items() if code != status],
+        "problems": [(code, parameter["description"]) for code, parameter in operation["responses"].items() if code != status],
         "body": _shown(example.get("body")),
         "reply": _shown(example.get("reply")),
         "asked": example.get("path", ""),
     }
 
 
-def _parameter(told: dict[str, Any]) -> dict[str, Any]:
-    schema = told["schema"]
+def _parameter(parameter: dict[str, Any]) -> dict[str, Any]:
+    schema = parameter["schema"]
     kinds = [each.get("type", "") for each in schema.get("anyOf", [schema])]
     words = [kind for kind in kinds if kind not in ("", "null")]
     choices = [each for part in schema.get("anyOf", [schema]) for each in part.get("enum", [])]
     default = schema.get("default")
     return {
-        "name": told["name"],
-        "place": told["in"],
+        "name": parameter["name"],
+        "place": parameter["in"],
         "kind": ", ".join(map(str, choices)) or " or ".join(words) or "text",
-        "required": told.get("required", False),
+        "required": parameter.get("required", False),
         "default": "" if default in (None, "") else json.dumps(default),
-        "says": told.get("description", schema.get("description", "")),
+        "says": parameter.get("description", schema.get("description", "")),
     }
 
 

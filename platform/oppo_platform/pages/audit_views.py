@@ -12,13 +12,13 @@ from django.views.decorators.http import require_GET
 
 from oppo_platform.accounts.access import Action, administers, demand
 from oppo_platform.accounts.audit import audit_page
-from oppo_platform.pages.team_layout import render_team, team_of
+from oppo_platform.pages.team_layout import get_team, render_team
 
 
 @require_GET
 def audit_log(request: HttpRequest, team_id: int) -> HttpResponse:
     """The log, newest first; `actor` and `action` filter, `before` is an older page."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     demand(request.user, Action.SEE_AUDIT_LOG, team.pk)
     return render_team(request, team, "team-audit", "team/audit.html", _page(request, team.pk))
 
@@ -36,6 +36,6 @@ def _page(request: HttpRequest, team_id: int | None) -> dict[str, Any]:
     if before and (not before.isdecimal() or len(before) > 18):
         raise Http404
     page = audit_page(team_id, actor, action, int(before) if before else None)
-    kept = {name: value for name, value in (("actor", actor), ("action", action)) if value}
-    older = urlencode({**kept, "before": page.older}) if page.older else ""
-    return {"page": page, "actor": actor, "action": action, "older": older, "filtered": bool(kept or before)}
+    params = {name: value for name, value in (("actor", actor), ("action", action)) if value}
+    older = urlencode({**params, "before": page.older}) if page.older else ""
+    return {"page": page, "actor": actor, "action": action, "older": older, "filtered": bool(params or before)}

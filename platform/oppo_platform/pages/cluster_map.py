@@ -10,7 +10,7 @@ COLUMNS = 8  # of the map; a node with fewer devices gets wider blocks
 WORDS = {"unknown": "draining", "quarantined": "quarantined", "draining": "draining"}
 
 
-def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def group_by_pool(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`nodes_overview` by pool: `{name, nodes, devices, in_use}`; each node gets `blocks` in addition to its devices."""
     spread = Counter(holder for node in nodes for holder in {device["holder"] for device in node["devices"]})
     by_name = sorted(nodes, key=lambda node: (node["pool"] is None, node["pool"] or "", node["name"]))

@@ -51,10 +51,10 @@ def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     lacking = [run for run in runs if run["step"] and _key(run) not in _curves]
     if lacking:
         parts = attempt_ranges_by_run(Run(pk=run["id"]) for run in lacking)
-        found = columns(parts, {run_id: [REWARD] for run_id in parts}, "step", SPARK_POINTS)
+        result = columns(parts, {run_id: [REWARD] for run_id in parts}, "step", SPARK_POINTS)
         if len(_curves) > MOST_CURVES:
             _curves.clear()
-        _curves.update({_key(run): tuple(found[run["id"]][REWARD]["y"]) for run in lacking})
+        _curves.update({_key(run): tuple(result[run["id"]][REWARD]["y"]) for run in lacking})
     return [{**run, "curve": _curves.get(_key(run), ())} for run in runs]
 
 
@@ -93,7 +93,7 @@ def member_page(user: User, team: Team) -> dict[str, Any]:
 
 
 def _members(viewer: User, team: Team, manages: bool) -> list[dict[str, Any]]:
-    found = team.memberships.filter(user__service_of__isnull=True).select_related("user").order_by("user__username")
+    result = team.memberships.filter(user__service_of__isnull=True).select_related("user").order_by("user__username")
     opened = set(
         one_time_links.usable(PasswordLink.objects.filter(user__memberships__team=team)).values_list("user_id", flat=True)
     )
@@ -104,5 +104,5 @@ def _members(viewer: User, team: Team, manages: bool) -> list[dict[str, Any]]:
             "may_reset": manages and m.user_id != viewer.pk and may_reset_password(viewer, m.user),
             "open_link": m.user_id in opened,
         }
-        for m in found
+        for m in result
     ]

@@ -27,29 +27,29 @@ class Cell:
     same: bool = False
 
 
-def heads(columns: Sequence[Column], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def heads(columns: Sequence[Column], params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Headers of the table. A sortable one has the query that sorts by it: in its usual direction first, then reversed."""
-    return [{"key": "name", "title": "Name", "order": _order("name", kept), "query": _turned("name", "", kept)}] + [
+    return [{"key": "name", "title": "Name", "order": _order("name", params), "query": _turned("name", "", params)}] + [
         {
             "key": column.key,
             "title": column.title,
             "numeric": column.numeric,
-            "order": _order(column.sort, kept),
-            "query": _turned(column.sort, column.first, kept) if column.sort else None,
+            "order": _order(column.sort, params),
+            "query": _turned(column.sort, column.first, params) if column.sort else None,
         }
         for column in columns
     ]
 
 
-def _order(sort: str, kept: Mapping[str, Any]) -> str:
-    if not sort or kept["sort"].removeprefix("-") != sort:
+def _order(sort: str, params: Mapping[str, Any]) -> str:
+    if not sort or params["sort"].removeprefix("-") != sort:
         return ""
-    return "descending" if kept["sort"].startswith("-") else "ascending"
+    return "descending" if params["sort"].startswith("-") else "ascending"
 
 
-def _turned(sort: str, first: str, kept: Mapping[str, Any]) -> str:
-    now = _order(sort, kept)
-    return query({**kept, "sort": {"descending": "", "ascending": "-"}.get(now, first) + sort})
+def _turned(sort: str, first: str, params: Mapping[str, Any]) -> str:
+    now = _order(sort, params)
+    return query({**params, "sort": {"descending": "", "ascending": "-"}.get(now, first) + sort})
 
 
 def rows(

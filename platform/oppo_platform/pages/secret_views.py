@@ -9,13 +9,13 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform.accounts import team_secrets as service
 from oppo_platform.accounts.access import Action, demand, may
 from oppo_platform.accounts.models import Team, TeamSecret
-from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 
 
 @require_GET
 def secrets(request: HttpRequest, team_id: int) -> HttpResponse:
     """The secrets, who set them when, and the last run that got them."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     demand(request.user, Action.NAME_SECRETS, team.pk)
     return _shown(request, team)
 
@@ -23,7 +23,7 @@ def secrets(request: HttpRequest, team_id: int) -> HttpResponse:
 def _shown(request: HttpRequest, team: Team, status: int = 200, name: str = "") -> HttpResponse:
     """The page; `name` as posted, if the secret was refused. Its value must be typed again."""
     manages = may(request.user, Action.MANAGE_SECRETS, team.pk)
-    context = {"secrets": service.secrets_of(team), "may_manage": manages, "new_name": name}
+    context = {"secrets": service.team_secrets(team), "may_manage": manages, "new_name": name}
     return render_team(request, team, "team-secrets", "team/secrets.html", context, status)
 
 
@@ -31,7 +31,7 @@ def _shown(request: HttpRequest, team: Team, status: int = 200, name: str = "") 
 @require_POST
 def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
     """Set a secret, or replace its value."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     name, value = request.POST.get("name", "").strip(), request.POST.get("value", "")
 
     def change() -> str:
@@ -42,19 +42,19 @@ def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
             else f"{name} was added. Reference it as secret:{name}."
         )
 
-    return told(request, change, "team-secrets", team_id, again=lambda: _shown(request, team, 422, name))
+    return reply_with_message(request, change, "team-secrets", team_id, again=lambda: _shown(request, team, 422, name))
 
 
 @require_POST
 def delete_secret(request: HttpRequest, team_id: int, name: str) -> HttpResponse:
     """Delete a secret."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
 
     def change() -> str:
         service.delete_secret(request.user, team, name)
         return f"{name} was deleted. If it may have leaked, also revoke it at its provider."
 
     try:
-        return told(request, change, "team-secrets", team_id)
+        return reply_with_message(request, change, "team-secrets", team_id)
     except TeamSecret.DoesNotExist:
         raise Http404 from None

@@ -63,7 +63,7 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
             quotas.set_weight(team.pk, weight, request.user)
         return f"{team.name} now has a guaranteed quota of {nominal} device{'' if nominal == 1 else 's'} in {pool.name}."
 
-    return _told(request, change)
+    return _reply(request, change)
 
 
 @require_POST
@@ -77,7 +77,7 @@ def set_storage_quota(request: HttpRequest, team_id: int) -> HttpResponse:
         set_quota_of_storage(team.pk, quota, request.user)
         return f"{team.name}'s storage quota is now {'unlimited' if quota is None else size(quota)}."
 
-    return _told(request, change)
+    return _reply(request, change)
 
 
 @require_POST
@@ -86,7 +86,7 @@ def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
     _only_administrators(request)
     pool = get_object_or_404(Pool, pk=pool_id)
     name = request.POST.get("name", "")
-    return _told(request, lambda: f"{pool.name} was renamed to {pools.rename_pool(pool.pk, name, request.user).name}.")
+    return _reply(request, lambda: f"{pool.name} was renamed to {pools.rename_pool(pool.pk, name, request.user).name}.")
 
 
 @require_POST
@@ -102,7 +102,7 @@ def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
     }
     if deed not in deeds:
         raise Http404
-    return _told(request, deeds[deed])
+    return _reply(request, deeds[deed])
 
 
 @require_POST
@@ -110,7 +110,7 @@ def put_back(request: HttpRequest, device_id: int) -> HttpResponse:
     """Give a quarantined device away again."""
     _only_administrators(request)
     device = get_object_or_404(Device, pk=device_id)
-    return _told(request, lambda: f"{services.put_back(device.pk, request.user)} is back in service.")
+    return _reply(request, lambda: f"{services.put_back(device.pk, request.user)} is back in service.")
 
 
 def _only_administrators(request: HttpRequest) -> None:
@@ -141,7 +141,7 @@ def _weight(text: str) -> float:
         raise quotas.QuotaError("A fair-share weight must be a number, such as 1 or 2.5.") from None
 
 
-def _told(request: HttpRequest, change: Callable[[], str]) -> HttpResponse:
+def _reply(request: HttpRequest, change: Callable[[], str]) -> HttpResponse:
     try:
         messages.success(request, change())
     except (quotas.QuotaError, pools.PoolError) as refused:

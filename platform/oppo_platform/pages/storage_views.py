@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform.accounts.access import Action, demand, may
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 from oppo_platform.runs.access import manageable, may_manage, trashed_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import TeamStorage
@@ -30,7 +30,7 @@ RunView = Callable[[HttpRequest, int], HttpResponse]
 @require_GET
 def storage(request: HttpRequest, team_id: int) -> HttpResponse:
     """How far the team's storage is used, by which runs, and its trash."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     return _page(request, team, TeamStorage.objects.filter(team=team).first())
 
 
@@ -55,20 +55,20 @@ def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] 
 
 @require_POST
 def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
-    """How long what ended runs told is kept."""
-    team = team_of(request, team_id)
+    """Set the team's retention of ended runs."""
+    team = get_team(request, team_id)
     given = {name: request.POST.get(name, "") for name in ("detail_days", "run_days", "keep_checkpoints")}
 
     def change() -> str:
         demand(request.user, Action.MANAGE_STORAGE, team.pk)  # before what was sent is looked at
-        days, run_days, kept = map(_whole, given.values())
-        row = set_retention(request.user, team, days, run_days, kept)
-        if days is run_days is kept is None:
+        days, run_days, checkpoints = map(_whole, given.values())
+        row = set_retention(request.user, team, days, run_days, checkpoints)
+        if days is run_days is checkpoints is None:
             return "Retention is off: everything is kept without limit."
         begins = starts_at(row)
         return f"Saved. The new rules delete nothing before {begins:%Y-%m-%d %H:%M} UTC; the first deletions are listed below."
 
-    return told(request, change, "team-storage", team_id, again=lambda: _page(request, team, given, status=422))
+    return reply_with_message(request, change, "team-storage", team_id, again=lambda: _page(request, team, given, status=422))
 
 
 def _whole(text: str) -> int | None:

@@ -25,7 +25,7 @@ TABS = (
 )
 
 
-def team_of(request: HttpRequest, team_id: int) -> Team:
+def get_team(request: HttpRequest, team_id: int) -> Team:
     """The team, a 404 for who is not in it."""
     team: Team = get_object_or_404(visible_teams(request.user), pk=team_id)
     return team
@@ -44,7 +44,7 @@ def render_team(
     return render(request, template, {"section": "teams", "team": team, "role": role, "tabs": tabs, **context}, status=status)
 
 
-def told(
+def reply_with_message(
     request: HttpRequest,
     change: Callable[[], str],
     page: str,

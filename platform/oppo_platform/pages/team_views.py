@@ -16,7 +16,7 @@ from oppo_platform.accounts.current_team import choose_team
 from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.page_context import member_page, teams_overview
-from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 from oppo_platform.projects import services as projects
 
 
@@ -32,7 +32,7 @@ def teams(request: HttpRequest) -> HttpResponse:
 @require_GET
 def team(request: HttpRequest, team_id: int) -> HttpResponse:
     """Projects, members, and for owners the open invites."""
-    return show_team(request, team_of(request, team_id))
+    return show_team(request, get_team(request, team_id))
 
 
 def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any) -> HttpResponse:
@@ -45,10 +45,10 @@ def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any)
 @require_POST
 def choose(request: HttpRequest) -> HttpResponse:
     """Look at one team, or with an empty choice at all, and go on where one was."""
-    wanted = request.POST.get("team", "")
-    if wanted and (not wanted.isdecimal() or len(wanted) > 18):
+    requested = request.POST.get("team", "")
+    if requested and (not requested.isdecimal() or len(requested) > 18):
         raise Http404
-    choose_team(request, team_of(request, int(wanted)) if wanted else None)
+    choose_team(request, get_team(request, int(requested)) if requested else None)
     back = request.POST.get("next", "")
     safe = url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()}, require_https=request.is_secure())
     return redirect(back if safe else "pages:runs")
@@ -57,13 +57,13 @@ def choose(request: HttpRequest) -> HttpResponse:
 @require_POST
 def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
     """Make a project in a team of the user's."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     name = request.POST.get("name", "")
 
     def again() -> HttpResponse:
         return show_team(request, team, status=422, new_project=name)
 
-    return told(
+    return reply_with_message(
         request,
         lambda: f"{projects.create_project(request.user, team, name).name} was created.",
         "team",
@@ -75,7 +75,7 @@ def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
 @require_POST
 def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
     """Add a member, or change a role."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     who, role = request.POST.get("user", ""), request.POST.get("role", "")
 
     def change() -> str:
@@ -86,15 +86,15 @@ def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
         known = Membership.objects.filter(team=team, user__username=who).exists()  # in whose row it was asked for
         return show_team(request, team, status=422, **({} if known else {"new_member": {"user": who, "role": role}}))
 
-    return told(request, change, "team", team_id, again=again)
+    return reply_with_message(request, change, "team", team_id, again=again)
 
 
 @require_POST
 def remove_member(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
     """Take a member out of the team."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     try:
-        return told(
+        return reply_with_message(
             request,
             lambda: f"{service.remove_member(request.user, team, user_id).username} is no longer in {team.name}.",
             "team",
@@ -107,7 +107,7 @@ def remove_member(request: HttpRequest, team_id: int, user_id: int) -> HttpRespo
 @require_POST
 def leave(request: HttpRequest, team_id: int) -> HttpResponse:
     """Leave a team."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     try:
         service.leave_team(request.user, team)
     except AccountError as refused:

@@ -14,7 +14,7 @@ from oppo_platform.accounts import api_tokens as service
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.accounts.models import ApiToken, Scope, Team
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 
 VALIDITIES = {"7": "7 days", "30": "30 days", "90": "90 days", "365": "1 year", "": "never expires"}
 SCOPE_WORDS = {
@@ -27,14 +27,14 @@ SCOPE_WORDS = {
 @require_GET
 def tokens(request: HttpRequest, team_id: int) -> HttpResponse:
     """Which tokens there are, when they were last used, and a form to make one."""
-    return _page(request, team_of(request, team_id))
+    return _page(request, get_team(request, team_id))
 
 
 @never_cache
 @require_POST
 def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
     """Make a token, and show it once."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
     name, days, scope = (request.POST.get(field, "") for field in ("name", "days", "scope"))
     make = service.create_service_token if request.POST.get("service") else service.create_own_token
     try:
@@ -49,23 +49,23 @@ def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
 @require_POST
 def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpResponse:
     """Void a token."""
-    team = team_of(request, team_id)
+    team = get_team(request, team_id)
 
     def change() -> str:
         return f"{service.revoke_token(request.user, token_id).name} was revoked."
 
     try:
-        return told(request, change, "team-tokens", team.pk)
+        return reply_with_message(request, change, "team-tokens", team.pk)
     except ApiToken.DoesNotExist:
         raise Http404 from None
 
 
 def _page(request: HttpRequest, team: Team, made: service.Made | None = None, status: int = 200, **given: Any) -> HttpResponse:
     """The page; `given`: a form as it was posted, where it was refused."""
-    found = list(service.tokens_of(request.user, team.pk))
+    result = list(service.visible_tokens(request.user, team.pk))
     context: dict[str, Any] = {
-        "own": [token for token in found if token.user_id == request.user.pk],
-        "others": [token for token in found if token.user_id != request.user.pk],
+        "own": [token for token in result if token.user_id == request.user.pk],
+        "others": [token for token in result if token.user_id != request.user.pk],
         "may_manage": may(request.user, Action.MANAGE_TOKENS, team.pk),
         "may_submit": may(request.user, Action.SUBMIT, team.pk),
         "validities": VALIDITIES.items(),

@@ -19,7 +19,7 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.current_team import current_team
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
-from oppo_platform.pages.cluster_map import pools_of
+from oppo_platform.pages.cluster_map import group_by_pool
 from oppo_platform.pages.page_context import live_catalogue, with_curves
 from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.projects.access import submit_projects, visible_projects
@@ -60,13 +60,13 @@ def runs(request: HttpRequest) -> HttpResponse:
     if default is not None and not request.GET:
         return redirect(f"{reverse('pages:runs')}?{query({**view_query(default), 'view': default.pk})}")
     columns, wrong_columns = _columns(cols)
-    listed, found, wrong = _listed(request, columns, project, team_id)
+    listed, result, wrong = _listed(request, columns, project, team_id)
     wrong = wrong_columns or wrong
     if request.GET.get("part"):
         # Not an error of the page, which shows what is wrong while one types: browsers would report any other status.
         return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
     view = request.GET.get("view", "") or ("all" if default is not None else "")
-    kept = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
+    params = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
     context: dict[str, Any] = {
         "runs": listed,
         "wrong": wrong,
@@ -74,31 +74,31 @@ def runs(request: HttpRequest) -> HttpResponse:
         "section": "runs",
         "projects": _of_team(visible_projects(request.user), team_id),
         "teams": visible_teams(request.user),
-        "none_match": not found["items"] and not wrong,
+        "none_match": not result["items"] and not wrong,
         "has_runs": bool(listed) or visible_runs(request.user).exists(),
         "may_submit": submit_projects(request.user).exists(),
-        "next": found["next"],
-        "older_query": query({**kept, "cursor": found["next"]}),
-        "rows_url": f"{reverse('pages:runs')}?{query({**kept, 'cursor': cursor, 'part': 'rows'})}",
+        "next": result["next"],
+        "older_query": query({**params, "cursor": result["next"]}),
+        "rows_url": f"{reverse('pages:runs')}?{query({**params, 'cursor': cursor, 'part': 'rows'})}",
     }
-    return render(request, "runs/list.html", context | _choices(request, kept, columns))
+    return render(request, "runs/list.html", context | _choices(request, params, columns))
 
 
-def _choices(request: HttpRequest, kept: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
+def _choices(request: HttpRequest, params: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
     """What was chosen, as the page's controls show it, and what else there is to choose."""
     saved = menu_views(request.user)
     return {
-        "where": kept["q"],
-        "sort": kept["sort"],
-        "cols": kept["cols"],
-        "group": kept["show"],
-        "project": kept["project"],
-        "view": kept["view"],
-        "view_name": next((item["name"] for item in saved if str(item["id"]) == kept["view"]), ""),
+        "where": params["q"],
+        "sort": params["sort"],
+        "cols": params["cols"],
+        "group": params["show"],
+        "project": params["project"],
+        "view": params["view"],
+        "view_name": next((item["name"] for item in saved if str(item["id"]) == params["view"]), ""),
         "usual": ",".join(DEFAULT_COLUMNS),
         "saved": [{**item, "address": query({**item["query"], "view": item["id"]})} for item in saved],
-        "heads": heads(columns, kept),
-        "views": _state_tabs(kept),
+        "heads": heads(columns, params),
+        "views": _state_tabs(params),
     }
 
 
@@ -117,7 +117,7 @@ def _listed(
     where, sort, cursor, group = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "show"))
     pinned = pinned_runs(request.user, project, team_id)
     try:
-        found = list_runs(
+        result = list_runs(
             request.user, states=STATE_GROUPS[group][1], project=project, team_id=team_id, where=where, sort=sort,
             limit=RUNS_A_PAGE, cursor=cursor, without=pinned,
         )  # fmt: skip
@@ -126,9 +126,9 @@ def _listed(
     except FilterError as error:
         return [], RunList(items=[], next=None), error.message
     on_top = [run_summary(run) for run in existing_runs(request.user, pinned)]
-    shown = with_curves([*on_top, *found["items"]])
+    shown = with_curves([*on_top, *result["items"]])
     specs = load_specs(run["id"] for run in shown) if reads_settings(columns) else {}
-    return rows(columns, shown, specs, pinned), found, ""
+    return rows(columns, shown, specs, pinned), result, ""
 
 
 def _team_id(request: HttpRequest) -> int | None:
@@ -140,9 +140,9 @@ def _of_team(projects: QuerySet[Project], team_id: int | None) -> QuerySet[Proje
     return projects.filter(team_id=team_id) if team_id is not None else projects
 
 
-def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
+def _state_tabs(params: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"title": title, "query": query({**kept, "show": group}), "current": group == kept["show"]}
+        {"title": title, "query": query({**params, "show": group}), "current": group == params["show"]}
         for group, (title, _) in STATE_GROUPS.items()
     ]
 
@@ -161,7 +161,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         "first": first,
         "more": first + QUEUE_ROWS if len(standing.ids) > first else None,
         "active": list_runs(request.user, states=HOLDING_DEVICES, limit=COMPARABLE_RUNS)["items"],
-        "pools": pools_of(nodes),
+        "pools": group_by_pool(nodes),
         "any_free": _free_devices(nodes) > 0,
     }
     return render(request, "parts/queue.html" if request.GET.get("part") else "queue.html", context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from oppo_platform.accounts.access import Action, capped, may, memberships, permits
+from oppo_platform.accounts.access import Action, cap_role, may, memberships, permits
 from oppo_platform.accounts.models import Role, User
 from oppo_platform.projects.models import Project
 
@@ -16,7 +16,7 @@ def visible_projects(user: User) -> QuerySet[Project]:
 
 def submit_projects(user: User) -> QuerySet[Project]:
     """Projects that the user may submit to, by team and name."""
-    roles = [role for role in Role if permits(capped(user, role), Action.SUBMIT)]
+    roles = [role for role in Role if permits(cap_role(user, role), Action.SUBMIT)]
     teams = memberships(user).filter(role__in=roles).values("team_id")
     return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
 

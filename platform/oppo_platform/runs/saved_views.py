@@ -12,7 +12,7 @@ from django.db.models import Q, QuerySet
 from typing_extensions import TypedDict
 
 from oppo_platform import clock
-from oppo_platform.accounts.access import Action, demand, granting, memberships
+from oppo_platform.accounts.access import Action, demand, granting_roles, memberships
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.projects.access import visible_projects
 from oppo_platform.runs.columns import parse_columns
@@ -178,7 +178,7 @@ def _write(view: SavedView) -> None:
 
 def _items(user: User, views: Iterable[SavedView]) -> list[ViewItem]:
     default = default_view(user)
-    managed = set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
+    managed = set(memberships(user).filter(role__in=granting_roles(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
     return [
         ViewItem(
             id=view.pk,

@@ -72,7 +72,7 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         forked_run=begins_with.run_id if begins_with else None,
         forked_step=begins_with.step if begins_with else None,
     )
-    actor = audit.actor_of(user)
+    actor = audit.actor_name(user)
     Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)
     audit.record(project.team_id, actor, "run.submit", f"run {run.pk} {run.name}", project=project.name)
     run_changed(run.pk)

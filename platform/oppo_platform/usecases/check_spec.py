@@ -10,7 +10,7 @@ from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import check_size, load_yaml
 from oppo_platform import clock
-from oppo_platform.accounts.team_secrets import secret_names_of
+from oppo_platform.accounts.team_secrets import secret_names
 from oppo_platform.runs.forks import fork_problems
 from oppo_platform.runs.preflight import find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
@@ -39,7 +39,7 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     problems = find_problems(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
         problems = problems or _infeasible_request(spec, team_id)
-        problems += secret_problems(spec, secret_names_of(team_id)) + storage_problems(team_id)
+        problems += secret_problems(spec, secret_names(team_id)) + storage_problems(team_id)
         problems += fork_problems(spec, team_id)
     if problems:
         raise SpecError(problems)

@@ -26,7 +26,7 @@ def bounded(app: App) -> App:
 
     async def application(scope: Message, receive: Receive, send: Send) -> None:
         most = TIMES_THE_LIMIT * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        if scope["type"] == "http" and _told_length(scope) > most:
+        if scope["type"] == "http" and _content_length(scope) > most:
             await _refuse(send)
         elif scope["type"] == "http":
             await _Bounded(app, receive, send, most).serve(scope)
@@ -58,17 +58,17 @@ class _Bounded:
         await self._send(message)
 
 
-def _told_length(scope: Message) -> int:
+def _content_length(scope: Message) -> int:
     """The Content-Length, 0 if absent; the server has validated that it is a number."""
     return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 
 
 async def _refuse(send: Send) -> None:
     most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    told = {
+    body = {
         "type": "about:blank", "title": HTTPStatus(413).phrase, "status": 413,
         "detail": f"The body is larger than {most:,} bytes.", "errors": [], "request_id": None,
     }  # fmt: skip
     headers = [(b"content-type", b"application/problem+json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

@@ -28,8 +28,8 @@ class PlotlyFinder(BaseFinder):
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> str | list[str]:
         """The file's path, or nothing."""
-        found = [str(self.folder / NAME)] if path == f"{PREFIX}/{NAME}" else []
-        return found if find_all else (found[0] if found else [])
+        result = [str(self.folder / NAME)] if path == f"{PREFIX}/{NAME}" else []
+        return result if find_all else (result[0] if result else [])
 
     def list(self, ignore_patterns: Any) -> Iterator[tuple[str, FileSystemStorage]]:
         """The one file, for collectstatic."""

@@ -17,7 +17,7 @@ from oppo_contract.spec_errors import SpecError
 from oppo_platform.accounts import encryption
 from oppo_platform.accounts.models import AuditEntry, TeamSecret
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.accounts.team_secrets import delete_secret, seal_anew, set_secret
+from oppo_platform.accounts.team_secrets import delete_secret, reencrypt_all, set_secret
 from oppo_platform.runs.models import Run
 
 VALUE = "hf_abcdefghijklmnop"
@@ -78,7 +78,7 @@ def test_keys_change_and_the_one_before_stays_for_a_while(world, hub, keys):
     before = bytes(hub.sealed)
     encryption.add_key()
     assert encryption.decrypt(before, f"team {hub.team_id} secret hub") == VALUE
-    assert seal_anew() == {"sealed": 1, "lost": []}
+    assert reencrypt_all() == {"sealed": 1, "lost": []}
     hub.refresh_from_db()
     encryption.add_key()
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
@@ -87,7 +87,7 @@ def test_keys_change_and_the_one_before_stays_for_a_while(world, hub, keys):
     with pytest.raises(encryption.DecryptionError):
         encryption.decrypt(before, f"team {hub.team_id} secret hub")
     encryption.add_key()
-    assert seal_anew() == {"sealed": 0, "lost": ["Letters: hub"]}
+    assert reencrypt_all() == {"sealed": 0, "lost": ["Letters: hub"]}
 
 
 def test_keys_from_the_environment(settings, keys):

@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from oppo_platform.accounts.api_tokens import MOST_TOKENS, create_api_token, create_service_token, user_of_api_token
+from oppo_platform.accounts.api_tokens import MOST_TOKENS, create_api_token, create_service_token, user_for_token
 from oppo_platform.accounts.models import ApiToken, AuditEntry, Membership, User
 from oppo_platform.accounts.services import AccountError, find_user
 
@@ -119,7 +119,7 @@ def test_a_service_has_an_account_that_opens_nothing_else(world, make_spec):
 def test_a_service_ends_with_its_token(world):
     made = create_service_token(world.people["ada"], world.team, "nightly", 5, "read")
     assert world.login("ada").delete(f"/api/v1/tokens/{made.token.pk}").status_code == 204
-    assert user_of_api_token(made.text) is None
+    assert user_for_token(made.text) is None
     service = User.objects.get(pk=made.token.user_id)
     assert not service.is_active
     assert not Membership.objects.filter(user=service).exists()
@@ -183,12 +183,12 @@ def test_a_token_that_is_refused_leaves_what_was_typed(world):
 
 
 def test_a_new_start_of_the_platform_voids_the_token_of_the_last_one(world):
-    from oppo_platform.accounts.api_tokens import supersede
+    from oppo_platform.accounts.api_tokens import revoke_named
 
     old, other = (create_api_token(world.people["ada"], world.team, name) for name in ("oppo up", "notebook"))
-    supersede(world.people["ada"], "oppo up")
+    revoke_named(world.people["ada"], "oppo up")
     new = create_api_token(world.people["ada"], world.team, "oppo up")
-    assert [user_of_api_token(made.text) is not None for made in (old, other, new)] == [False, True, True]
+    assert [user_for_token(made.text) is not None for made in (old, other, new)] == [False, True, True]
 
 
 def test_services_of_one_name_that_are_made_at_once_have_accounts_of_their_own(world, at_once):

@@ -137,7 +137,7 @@ def test_a_deed_that_fails_halfway_leaves_neither_deed_nor_key(world, token, mak
         raise RuntimeError("the process dies here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(idempotency, "_keep", broken)
+        patched.setattr(idempotency, "_store", broken)
         with pytest.raises(RuntimeError):
             submit(bearer(token), make_spec(), "k")
     assert (Run.objects.count(), IdempotentReply.objects.count()) == (0, 0)
@@ -157,14 +157,14 @@ def test_who_waits_too_long_for_the_first_is_told_to_come_again(world, token, ma
     world.worker()
     monkeypatch.setattr(idempotency, "WAITS_FOR_THE_FIRST_MS", 200)
     inside, go_on = threading.Event(), threading.Event()
-    keep = idempotency._keep
+    keep = idempotency._store
 
     def slow(kept, response):
         inside.set()
         assert go_on.wait(30)
         keep(kept, response)
 
-    monkeypatch.setattr(idempotency, "_keep", slow)
+    monkeypatch.setattr(idempotency, "_store", slow)
     spec, replies = make_spec(), []
 
     def first():

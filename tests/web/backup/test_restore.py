@@ -18,7 +18,7 @@ from django.db import connection
 
 from oppo_platform.accounts.models import AuditEntry, LoginLink
 from oppo_platform.accounts.services import create_login_link
-from oppo_platform.accounts.team_secrets import secret_names_of
+from oppo_platform.accounts.team_secrets import secret_names
 from oppo_platform.backup import BackupError, BackupRefused
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.databases import connect_server
@@ -116,7 +116,7 @@ def test_what_works_once_is_void_and_what_lasts_is_good(busy, backups: Backups) 
         assert worker.post("join", told, world.join_token).status_code == 401
         assert browser.get("/runs").status_code == 302, "sessions of then are over"
         worker.heartbeat()  # the node's token lasts
-        assert secret_names_of(world.team.pk) == ["HUB_TOKEN"]
+        assert secret_names(world.team.pk) == ["HUB_TOKEN"]
 
 
 def test_a_database_with_runs_is_replaced_only_when_told_and_kept(busy, backups: Backups) -> None:

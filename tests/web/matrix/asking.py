@@ -35,7 +35,7 @@ class Asker:
     cookies: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
 
-    def capped(self, role: Role | None) -> int:
+    def cap_role(self, role: Role | None) -> int:
         """The rank of a role as far as a token lets one use it; -1 for none."""
         return -1 if role is None else min(RANK[role], RANK[CAP[self.scope]] if self.scope else RANK[Role.OWNER])
 
@@ -55,7 +55,7 @@ def expected(row: Row, asker: Asker, *, page: bool) -> int | str | None:
     if row.of_the_team and asker.role is None:
         return 404
     role = asker.role if asker.role is not None else asker.elsewhere
-    if asker.capped(role) < RANK[Role(row.least)]:
+    if asker.cap_role(role) < RANK[Role(row.least)]:
         return 404 if row.hidden else 403
     return 403 if row.admin and asker.scope not in (None, Scope.ADMIN) else row.status
 

@@ -35,7 +35,7 @@ def fingerprint() -> str:
     """Digest over name, size and time of every static file."""
     digest = hashlib.sha256()
     for finder in get_finders():
-        for name, storage in sorted(finder.list(["CVS", ".*", "*~"]), key=lambda found: found[0]):
+        for name, storage in sorted(finder.list(["CVS", ".*", "*~"]), key=lambda files: files[0]):
             size, changed = storage.size(name), storage.get_modified_time(name).timestamp()
             digest.update(f"{name}\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
