@@ -144,7 +144,7 @@ async def test_who_leaves_is_waited_for_no_more(scene, vic, ears):
     await ears.wait_for(1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert not feed()._of_run
+    assert not feed()._subscriptions
     assert feed()._listener is None
 
 
