@@ -68,13 +68,13 @@ def login(url: str | None) -> None:
     import os
 
     from oppo_client import Client, Config, Retries, config_path, save_config
-    from oppo_client.config import checked_token, checked_url
+    from oppo_client.config import check_token, check_url
 
     with _in_words():
-        address = checked_url(url or os.environ.get("OPPO_URL") or HERE, config_path())
+        address = check_url(url or os.environ.get("OPPO_URL") or HERE, config_path())
         asked = sys.stdin.isatty()
         token = click.prompt(f"Token for {address}", hide_input=True) if asked else sys.stdin.readline()
-        config = Config(address, checked_token(token.strip(), config_path()))
+        config = Config(address, check_token(token.strip(), config_path()))
         with Client(config.url, config.token, retries=Retries(most=1)) as client:  # somebody who may have mistyped waits
             me = client.me()
         place = save_config(config)
@@ -231,7 +231,7 @@ def compare(client: Client, run_ids: tuple[int, ...], target: float | None, base
     """Compare runs: time to a target reward, speed-up, bubbles, and the settings that differ (docs/comparing.md)."""
     told = client.compare(run_ids, target_reward=target, baseline=baseline, max_points=8)
     if as_json:
-        click.echo(json.dumps({name: value for name, value in told.told.items() if name not in ("series", "counted")}))
+        click.echo(json.dumps({name: value for name, value in told.data.items() if name not in ("series", "counted")}))
         return
     table = told.table(frame=False)
     # A row a figure: runs are few, and figures would not fit side by side.
@@ -252,7 +252,7 @@ def pull(client: Client, run_id: int, checkpoint: str, out: Path, as_json: bool)
     which = int(checkpoint) if checkpoint.isdecimal() else checkpoint
     found = client.get(run_id).checkpoint(which)
     folder = found.download(out)
-    click.echo(json.dumps({**found.told, "folder": str(folder)}) if as_json else str(folder))
+    click.echo(json.dumps({**found.data, "folder": str(folder)}) if as_json else str(folder))
 
 
 def _plain(text: str) -> str:

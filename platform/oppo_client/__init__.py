@@ -1,11 +1,10 @@
-"""The notebook client of OPPO Platform (docs/client.md). It needs httpx and nothing else.
+"""Notebook client of OPPO Platform (docs/client.md). Its only dependency is httpx.
 
 from oppo_client import Client
 run = Client().submit("ppo.yaml")
 run.watch()
 """
 
-from oppo_client.aio import AsyncCheckpoint, AsyncClient, AsyncRun
 from oppo_client.client import Client
 from oppo_client.comparison import Comparison
 from oppo_client.config import Config, config_path, load_config, save_config
@@ -39,9 +38,6 @@ from oppo_client.timeline import Timeline
 
 __all__ = [
     "ApiError",
-    "AsyncCheckpoint",
-    "AsyncClient",
-    "AsyncRun",
     "Checkpoint",
     "Client",
     "Comparison",

@@ -1,7 +1,7 @@
-"""A checkpoint from the platform to a folder: resumed where it broke off, checked by its manifest, whole or not there at all.
+"""Checkpoint downloads: resumable, verified against the manifest, atomic.
 
-The tar is kept beside the folder as `.NAME.tar.part` until it is complete; a later call goes on from its end. It is unpacked into
-`.NAME.unpacking`, every file checked, and the folder renamed into place. Meanwhile both take the checkpoint's size.
+The tar archive stays beside the folder as `.NAME.tar.part` until it is complete; a later call resumes it. It is unpacked into
+`.NAME.unpacking`, every file is verified, and the folder is renamed into place. Archive and folder coexist meanwhile.
 """
 
 from __future__ import annotations
@@ -11,86 +11,93 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oppo_client.errors import DownloadError, Unreachable
-from oppo_client.retry import Retries
-from oppo_client.sans_io import Flow, Pause, Reply, Request, Save, get, not_the_platform, refusal
+from oppo_client.messages import Request, error_reply, not_the_platform
+from oppo_client.transport import Session
 
 MANIFEST = "manifest.json"
-LARGEST_MANIFEST = 16 * 1024 * 1024
-PARTIAL, NOT_THERE = 206, 416
-PIECE = 1024 * 1024
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+RANGE_NOT_SATISFIABLE = 416
+CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a checkpoint goes, and what is there meanwhile."""
+    """Paths of a download: the final folder, the partial archive, and the folder for unpacking."""
 
     folder: Path
     part: Path
     staging: Path
 
 
-def target_of(name: str, run_id: int, checkpoint_id: int, out: str | os.PathLike[str]) -> Target:
-    """The folder `out/NAME`. Raises `DownloadError` for a name that would lead elsewhere, `OSError` when `out` cannot be made."""
+def plan_download(name: str, run_id: int, checkpoint_id: int, out: str | os.PathLike[str]) -> Target:
+    """Paths for `out/NAME`. Raises `DownloadError` for a name that is not one folder's, `OSError` if `out` cannot be created."""
     if not name or not name.isprintable() or name.startswith(".") or any(c in name for c in "/\\:"):
         raise DownloadError(f"The checkpoint is called {name!r}, which is not a valid folder name.")
     base = Path(out).expanduser()
     base.mkdir(parents=True, exist_ok=True)
-    # The numbers keep the rest of another run's checkpoint of the same name from being taken for this one's.
-    rest = f"{name}.{run_id}-{checkpoint_id}"
-    return Target(base / name, base / f".{rest}.tar.part", base / f".{rest}.unpacking")
+    # Checkpoints of other runs may have the same name.
+    unique = f"{name}.{run_id}-{checkpoint_id}"
+    return Target(base / name, base / f".{unique}.tar.part", base / f".{unique}.unpacking")
 
 
-def fetched(run_id: int, told: Mapping[str, Any], target: Target, retries: Retries) -> Flow[Path]:
-    """The whole tar on this disk. Raises `DownloadError`, `Unreachable` or an `ApiError`; what has come so far stays."""
-    path = f"runs/{int(run_id)}/checkpoints/{int(told['id'])}/download"
-    tries, before = 0, -1
+def is_downloaded(target: Target, digest: str) -> bool:
+    """Whether the folder is this checkpoint. Raises `DownloadError` if it is something else."""
+    if not os.path.lexists(target.folder):
+        return False
+    manifest = target.folder / MANIFEST
+    if manifest.is_file() and hashlib.sha256(manifest.read_bytes()).hexdigest() == digest:
+        return True
+    raise DownloadError(f"{target.folder} already exists and is not this checkpoint. Use another folder.")
+
+
+def fetch_archive(session: Session, run_id: int, checkpoint_id: int, target: Target, digest: str) -> None:
+    """Download the archive to `target.part`. Raises `DownloadError`, `Unreachable`, `ApiError`; the partial archive stays."""
+    retries, tries, last_size = session.retries, 0, -1
     while True:
-        have = target.part.stat().st_size if target.part.exists() else 0
-        tries = 1 if have > before else tries + 1  # what moves on is not given up
-        before = have
+        size = target.part.stat().st_size if target.part.exists() else 0
+        tries = 1 if size > last_size else tries + 1  # progress resets the retries
+        last_size = size
         try:
-            reply: Reply = yield Save(_from(path, have, told["manifest_sha256"]), target.part)
+            reply = session.save(_range_request(run_id, checkpoint_id, size, digest), target.part)
         except Unreachable:
             if tries > retries.most:
                 raise
-            yield Pause(retries.pause_s(tries))
+            session.sleep(retries.pause_s(tries))
             continue
         if reply.ok and reply.content:
-            raise not_the_platform(reply, f"it is {reply.kind}")
-        if reply.ok or (reply.status == NOT_THERE and have):
-            return target.part
+            raise not_the_platform(reply, f"it is {reply.media_type}")
+        if reply.ok or (reply.status == RANGE_NOT_SATISFIABLE and size):
+            return
         pause_s = retries.pause_after(reply.status, reply.headers, tries)
         if pause_s is None or tries > retries.most:
-            raise refusal(reply)
-        yield Pause(pause_s)
+            raise error_reply(reply)
+        session.sleep(pause_s)
 
 
-def _from(path: str, have: int, digest: str) -> Request:
-    """From the byte that is lacking on, provided that the checkpoint is still the same; else all of it."""
+def _range_request(run_id: int, checkpoint_id: int, start: int, digest: str) -> Request:
+    """The archive from byte `start` if the checkpoint is unchanged, otherwise all of it."""
     headers = {"Accept": "application/x-tar, application/problem+json", "Accept-Encoding": "identity"}
-    if have:
-        headers |= {"Range": f"bytes={have}-", "If-Range": f'"{digest}"'}
-    request = get(path)
-    return Request(request.method, request.path, request.params, None, headers)
+    if start:
+        headers |= {"Range": f"bytes={start}-", "If-Range": f'"{digest}"'}
+    return Request("GET", f"runs/{run_id}/checkpoints/{checkpoint_id}/download", headers=headers)
 
 
-def unpack(target: Target, told: Mapping[str, Any]) -> Path:
-    """Unpack the tar, check every file, and put the folder into place. Returns it.
+def unpack(target: Target, digest: str) -> None:
+    """Unpack the archive, verify every file, and move the folder into place.
 
     Raises:
-        DownloadError: the archive is not the checkpoint that was registered (it is deleted), or the disk is full.
+        DownloadError: the archive differs from the registered checkpoint (it is deleted), or cannot be written.
     """
     shutil.rmtree(target.staging, ignore_errors=True)
     try:
         target.staging.mkdir()
         with tarfile.open(target.part, "r:") as archive:
-            _unpack_all(archive, target.staging, str(told["manifest_sha256"]))
+            _unpack_all(archive, target.staging, digest)
         _sync(target.staging)
         os.rename(target.staging, target.folder)
         _sync(target.folder.parent)
@@ -102,32 +109,31 @@ def unpack(target: Target, told: Mapping[str, Any]) -> Path:
     finally:
         shutil.rmtree(target.staging, ignore_errors=True)
     target.part.unlink(missing_ok=True)
-    return target.folder
 
 
 def _unpack_all(archive: tarfile.TarFile, folder: Path, digest: str) -> None:
-    """The manifest first, then the files that it lists, each once; anything else in the archive is a fault."""
+    """Unpack the manifest, then its files, each once. Raises `DownloadError` for any other archive."""
     members = iter(archive)
     first = next(members, None)
-    if first is None or not first.isreg() or _below(first.name) != MANIFEST or first.size > LARGEST_MANIFEST:
+    if first is None or not first.isreg() or _relative_path(first.name) != MANIFEST or first.size > MAX_MANIFEST_BYTES:
         raise DownloadError("it does not start with a manifest")
     content = _open(archive, first).read()
     if hashlib.sha256(content).hexdigest() != digest:
         raise DownloadError("its manifest differs")
     (folder / MANIFEST).write_bytes(content)
-    wanted = _files_of(content)
+    missing = _parse_manifest(content)
     for member in members:
-        expected = wanted.pop(_below(member.name), None)
-        # Links, devices and folders are not written, nor is anything outside: only plain files that the manifest lists.
+        expected = missing.pop(_relative_path(member.name), None)
+        # Only regular files of the manifest are written: no links, devices or folders.
         if expected is None or not member.isreg():
             raise DownloadError(f"{member.name!r} is not in its manifest")
-        _write(archive, member, folder / _below(member.name), expected)
-    if wanted:
-        raise DownloadError(f"{next(iter(wanted))!r} and {len(wanted) - 1} others are missing")
+        _write(archive, member, folder / _relative_path(member.name), expected)
+    if missing:
+        raise DownloadError(f"{next(iter(missing))!r} and {len(missing) - 1} others are missing")
 
 
-def _files_of(manifest: bytes) -> dict[str, tuple[str, int]]:
-    """Path → (SHA-256, bytes). Raises `DownloadError` for a path that would lead out of the folder."""
+def _parse_manifest(manifest: bytes) -> dict[str, tuple[str, int]]:
+    """Path → (SHA-256, bytes). Raises `DownloadError` for a path outside the folder."""
     try:
         listed = {str(path): (str(entry["sha256"]), int(entry["bytes"])) for path, entry in json.loads(manifest).items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -139,8 +145,8 @@ def _files_of(manifest: bytes) -> dict[str, tuple[str, int]]:
     return listed
 
 
-def _below(name: str) -> str:
-    """The path in the checkpoint; its first part is the checkpoint's own name."""
+def _relative_path(name: str) -> str:
+    """The path without its first part, which is the name of the checkpoint."""
     return name.partition("/")[2]
 
 
@@ -156,31 +162,21 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, expect
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("xb")
-    except (FileExistsError, NotADirectoryError):  # the folder was empty: the archive contradicts itself
+    except (FileExistsError, NotADirectoryError):
         raise DownloadError(f"{member.name!r} occurs twice") from None
     with file, _open(archive, member) as content:
-        while piece := content.read(PIECE):
-            digest.update(piece)
-            size += len(piece)
-            file.write(piece)
+        while chunk := content.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     if (digest.hexdigest(), size) != expected:
         raise DownloadError(f"{member.name!r} is damaged")
 
 
-def there_already(target: Target, told: Mapping[str, Any]) -> bool:
-    """Whether this very checkpoint is in the folder. Raises `DownloadError` when something else is."""
-    if not os.path.lexists(target.folder):
-        return False
-    manifest = target.folder / MANIFEST
-    if manifest.is_file() and hashlib.sha256(manifest.read_bytes()).hexdigest() == told["manifest_sha256"]:
-        return True
-    raise DownloadError(f"{target.folder} already exists and is not this checkpoint. Use another folder.")
-
-
 def _sync(folder: Path) -> None:
-    """So that the rename survives a crash of the machine, where folders can be synced at all."""
+    """fsync a folder, so that a rename survives a crash (POSIX)."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""What can go wrong, and what it says. Everything that this package raises on purpose is an `OppoError`."""
+"""Exceptions of the client, all subclasses of `OppoError`, and parsing of problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-LONGEST_SHOWN = 300
+MAX_DETAIL = 300
 
 
 class OppoError(Exception):
-    """The base of all errors of this package."""
+    """Base of all errors of this package."""
 
 
 class ConfigError(OppoError):
-    """No address or token, or a configuration file that cannot be used."""
+    """No URL or token, or an invalid configuration file."""
 
 
 class Unreachable(OppoError):
-    """The platform did not answer, or broke off; also after all repetitions."""
+    """No reply, or a broken connection, after all retries."""
 
 
 class WaitTimeout(OppoError, TimeoutError):
-    """What was waited for had not come about in time. The run itself goes on."""
+    """The timeout of `Run.wait` is over. The run continues."""
 
 
 class RunFailed(OppoError):
-    """A run that was waited for with `check=True` ended in another state than `succeeded`."""
+    """`Run.wait(check=True)`: the run ended in a state other than `succeeded`."""
 
 
 class MissingPackage(OppoError, ImportError):
-    """An optional package is needed for this; the message says how to install it."""
+    """An optional package is missing; the message says how to install it."""
 
 
 class UnknownMetric(OppoError, LookupError):
-    """A run has no such metric."""
+    """The run has no such metric."""
 
 
 class NoCheckpoint(OppoError, LookupError):
-    """A run has no such checkpoint."""
+    """The run has no such checkpoint."""
 
 
 class DownloadError(OppoError):
-    """What was downloaded is not what was registered, or cannot be kept here."""
+    """The download differs from the registered checkpoint, or cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One complaint about what was sent. `path` is dotted (`overlap.overcommit.max`), empty for all of it."""
+    """One invalid field. `path` is dotted (`overlap.overcommit.max`), empty for the whole request."""
 
     path: str
     message: str
@@ -59,20 +59,20 @@ class FieldProblem:
 
     def __str__(self) -> str:
         more = {"given": self.value, "allowed": self.allowed, "did you mean": self.suggestion}
-        told = "; ".join(f"{name}: {text}" for name, text in more.items() if text)
-        return f"{self.path or 'the request'}: {self.message}" + (f" ({told})" if told else "")
+        details = "; ".join(f"{name}: {text}" for name, text in more.items() if text)
+        return f"{self.path or 'the request'}: {self.message}" + (f" ({details})" if details else "")
 
 
 class ApiError(OppoError):
-    """The platform refused a call, as problem details (RFC 9457) say it.
+    """An error reply of the platform, from its problem details (RFC 9457).
 
     Attributes:
         status: the HTTP status.
-        title, detail, type: the problem in words, and its kind.
-        errors: what is wrong with which field of what was sent.
-        request_id: by which the platform's log tells of this call; None when it was not told.
-        retry_after_s: after so many seconds another try may do; None when that was not said.
-        more: whatever else the reply held (`term`: the part of a filter that was not understood).
+        title, detail, type: text and type of the problem.
+        errors: invalid fields of the request.
+        request_id: identifies the call in the platform's log, if known.
+        retry_after_s: seconds until a retry may succeed, if known.
+        more: other members of the reply (`term`: the part of a filter that is invalid).
     """
 
     def __init__(
@@ -100,42 +100,42 @@ class ApiError(OppoError):
 
 
 class Unauthenticated(ApiError):
-    """401: no token, or one that is void."""
+    """401: no token, or an invalid one."""
 
 
 class Forbidden(ApiError):
-    """403: the token, or whoever it acts as, may not do this."""
+    """403: the token or its user lacks the permission."""
 
 
 class NotFound(ApiError):
-    """404: it is not there, or another team's."""
+    """404: it does not exist, or belongs to another team."""
 
 
 class Conflict(ApiError):
-    """409: it means nothing in the present state."""
+    """409: not possible in the current state."""
 
 
 class Refused(ApiError):
-    """422: what was sent will not do; `errors` says why, field by field."""
+    """422: invalid request; `errors` lists the fields."""
 
 
 class TooManyRequests(ApiError):
-    """429: this token's minute is used up, also after waiting."""
+    """429: the token's rate limit is exceeded, also after waiting."""
 
 
 class ServerFault(ApiError):
-    """5xx: something went wrong on the platform."""
+    """5xx: an error of the platform."""
 
 
 class NoRoom(ServerFault):
-    """507: the platform's database has no room for new runs."""
+    """507: the database has no space for new runs."""
 
 
 class NotThePlatform(ApiError):
-    """Something answered, but not as OPPO Platform does: a proxy's page, a redirection. Look at the address."""
+    """The reply is not from OPPO Platform: a proxy's page or a redirect. Check the URL."""
 
 
-KINDS: dict[int, type[ApiError]] = {
+ERROR_CLASSES: dict[int, type[ApiError]] = {
     401: Unauthenticated,
     403: Forbidden,
     404: NotFound,
@@ -146,52 +146,51 @@ KINDS: dict[int, type[ApiError]] = {
 }
 
 
-def error_of(status: int, headers: Mapping[str, str], content: bytes, retry_after_s: float | None = None) -> ApiError:
-    """The exception for a reply that is no success. `headers` are looked up in any case (httpx.Headers)."""
+def build_error(status: int, headers: Mapping[str, str], content: bytes, retry_after_s: float | None = None) -> ApiError:
+    """The exception for an error reply. `headers` is case-insensitive (httpx.Headers)."""
     if 300 <= status < 400:
-        return NotThePlatform(status, phrase(status), f"it points to {headers.get('Location', 'nowhere')}; check the URL")
-    told = _problem(content)
-    if told is None:
-        text = content[: 4 * LONGEST_SHOWN].decode("utf-8", "replace").strip()
-        told = {"detail": text[:LONGEST_SHOWN] if "<" not in text else ""}
-    known = {name: told.pop(name, None) for name in ("type", "title", "status", "detail", "errors", "request_id")}
-    kind = KINDS.get(status, ServerFault if status >= 500 else ApiError)
-    return kind(
+        return NotThePlatform(status, _reason_phrase(status), f"it points to {headers.get('Location', 'nowhere')}; check the URL")
+    problem = _parse_problem(content)
+    if problem is None:
+        text = content[: 4 * MAX_DETAIL].decode("utf-8", "replace").strip()
+        problem = {"detail": text[:MAX_DETAIL] if "<" not in text else ""}
+    known = {name: problem.pop(name, None) for name in ("type", "title", "status", "detail", "errors", "request_id")}
+    error_class = ERROR_CLASSES.get(status, ServerFault if status >= 500 else ApiError)
+    return error_class(
         status,
-        str(known["title"] or phrase(status)),
+        str(known["title"] or _reason_phrase(status)),
         str(known["detail"] or ""),
         type=str(known["type"] or "about:blank"),
-        errors=field_problems(known["errors"]),
+        errors=_parse_field_problems(known["errors"]),
         request_id=_text(known["request_id"]) or headers.get("X-Request-Id"),
         retry_after_s=retry_after_s,
-        more=told,
+        more=problem,
     )
 
 
-def field_problems(told: Any) -> tuple[FieldProblem, ...]:
-    """Complaints from the `errors` of a reply; what is not in their form is left out."""
-    found = [item for item in told if isinstance(item, dict)] if isinstance(told, list) else []
+def _parse_field_problems(errors: Any) -> tuple[FieldProblem, ...]:
+    """The `errors` of a reply, without malformed ones."""
+    items = [item for item in errors if isinstance(item, dict)] if isinstance(errors, list) else []
     names = ("value", "allowed", "suggestion")
     return tuple(
         FieldProblem(str(item.get("path", "")), str(item.get("message", "")), *(_text(item.get(name)) for name in names))
-        for item in found
+        for item in items
     )
 
 
-def phrase(status: int) -> str:
-    """The usual name of a status."""
+def _reason_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
         return "unknown status"
 
 
-def _problem(content: bytes) -> dict[str, Any] | None:
+def _parse_problem(content: bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(content)
+        problem = json.loads(content)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return problem if isinstance(problem, dict) else None
 
 
 def _text(value: Any) -> str | None:

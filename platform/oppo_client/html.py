@@ -1,4 +1,4 @@
-"""Small pieces of HTML for notebooks. Whatever came from outside goes through `escaped`."""
+"""HTML for notebooks: badge, progress bar, sparkline, table. Values from outside must pass through `escaped`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ WIDTH, HEIGHT = 160, 28
 
 
 def escaped(value: object) -> str:
-    """Any value as text that cannot become mark-up."""
+    """A value as HTML text."""
     return html.escape(str(value), quote=True)
 
 
 def badge(state: str) -> str:
-    """A run's state."""
+    """Badge of a run's state."""
     colour = COLOURS.get(state, "#b07d10")
     style = f"background:{colour};color:#fff;border-radius:4px;padding:1px 7px;font-size:90%"
     return f'<span style="{style}">{escaped(state)}</span>'
 
 
 def bar(share: float, label: str) -> str:
-    """A bar that is filled to a share between 0 and 1."""
+    """Progress bar, filled to a share between 0 and 1."""
     filled = round(100 * min(1.0, max(0.0, share)), 1)
     return (
         '<span style="display:inline-block;width:160px;height:8px;background:rgba(128,128,128,.25);border-radius:4px">'
@@ -41,33 +41,35 @@ def bar(share: float, label: str) -> str:
 
 
 def sparkline(values: Sequence[float | None], label: str) -> str:
-    """A small curve; gaps where a value is missing or not finite. Empty without two values."""
-    known = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
-    if len(known) < 2:
+    """A small line chart that skips missing and non-finite values. Empty with fewer than two values."""
+    points = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+    if len(points) < 2:
         return ""
-    low, high = min(v for _, v in known), max(v for _, v in known)
+    low, high = min(v for _, v in points), max(v for _, v in points)
     span = (high - low) or 1.0
-    places = " ".join(f"{WIDTH * i / (len(values) - 1):.1f},{2 + (HEIGHT - 4) * (1 - (v - low) / span):.1f}" for i, v in known)
+    coordinates = " ".join(
+        f"{WIDTH * i / (len(values) - 1):.1f},{2 + (HEIGHT - 4) * (1 - (v - low) / span):.1f}" for i, v in points
+    )
     return (
         f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escaped(label)}" style="vertical-align:middle">'
-        f'<polyline points="{places}" fill="none" stroke="#2f7ed8" stroke-width="1.5"/></svg>'
+        f'<polyline points="{coordinates}" fill="none" stroke="#2f7ed8" stroke-width="1.5"/></svg>'
     )
 
 
-def table(columns: Mapping[str, Sequence[Any]], shown: int) -> str:
-    """A table of columns of the same length; of a long one the first rows."""
+def table(columns: Mapping[str, Sequence[Any]], max_rows: int) -> str:
+    """A table of the first `max_rows` rows of columns of equal length."""
     count = max((len(column) for column in columns.values()), default=0)
     head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escaped(cell(column[i]))}</td>" for column in columns.values()) + "</tr>"
-        for i in range(min(count, shown))
+        for i in range(min(count, max_rows))
     )
-    more = f"<small>{count - shown:,} rows more</small>" if count > shown else ""
+    more = f"<small>{count - max_rows:,} rows more</small>" if count > max_rows else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value formatted for a table cell."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float):
@@ -76,12 +78,12 @@ def cell(value: Any) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them: `42 s`, `3 min 05 s`, `2 h 10 min`; empty when unknown."""
+    """Formatted seconds: `42 s`, `3 min 05 s`, `2 h 10 min`; empty if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return ""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    rounded = max(0, round(seconds))
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02} min"

@@ -1,4 +1,4 @@
-"""Packages that the client uses when they are there: pandas for tables, plotly for figures, IPython for live output."""
+"""Optional packages: pandas for DataFrames, plotly for figures, IPython for live output in notebooks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from oppo_client.errors import MissingPackage
 
 
-def optional(name: str) -> Any | None:
-    """The module, or None when its package is not installed."""
+def import_optional(name: str) -> Any | None:
+    """The module, or None if its package is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -19,9 +19,9 @@ def optional(name: str) -> Any | None:
         raise
 
 
-def needed(name: str, what: str) -> Any:
+def require(name: str, what: str) -> Any:
     """The module. Raises `MissingPackage`."""
-    module = optional(name)
+    module = import_optional(name)
     if module is None:
         package = name.split(".")[0]
         raise MissingPackage(f"{what} needs {package}, which is not installed: pip install {package}")
@@ -29,7 +29,7 @@ def needed(name: str, what: str) -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether cells of a notebook are running, which can show HTML. IPython is not imported for this: it would be there."""
+    """Whether the code runs in a Jupyter notebook. IPython is not imported: a notebook has it imported already."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

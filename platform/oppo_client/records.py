@@ -1,4 +1,4 @@
-"""What comes in lists: answers, log lines, checkpoints' facts. Unknown keys of newer platforms are kept in `raw`."""
+"""`LogLine` and `Sample`, parsed from the API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXCERPT = 70
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that an engine or its supervisor wrote; `attempt` counts from 1. The text is untrusted."""
+    """A log line of an engine or its supervisor; `attempt` counts from 1. The text is untrusted."""
 
     id: int
     attempt: int
@@ -28,15 +28,15 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A recorded answer. Texts are what users and models wrote.
+    """A recorded response. Its texts are untrusted.
 
     Attributes:
-        stale_response: the head of the response that was sampled under older weights; empty with `excerpt`.
-        score: reward. `kl`: nats, against the reference. `length`: tokens. `age`: steps for which it was deferred.
-        versions: of the policy that its first and last token were sampled under.
-        held_out: whether it is an evaluation's answer.
-        ending: `eos`, `stop`, `length`, or None where it is not known.
-        raw: everything that was told.
+        stale_response: prefix of the response that was sampled under older weights; empty with `excerpt`.
+        score: reward. `kl`: nats, against the reference. `length`: tokens. `age`: steps of deferral.
+        versions: policy versions of the first and last token.
+        held_out: whether it belongs to an evaluation.
+        ending: `eos`, `stop`, `length`, or None if unknown.
+        raw: the API's object, including unknown keys of newer platforms.
     """
 
     id: int
@@ -55,7 +55,7 @@ class Sample:
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
-        prompt, response = (_short(text) for text in (self.prompt, self.response))
+        prompt, response = (_truncate(text) for text in (self.prompt, self.response))
         return f"<Sample {self.id} step={self.step} score={cell(self.score)} age={self.age} {prompt!r} → {response!r}>"
 
     def _repr_html_(self) -> str:
@@ -64,40 +64,40 @@ class Sample:
         head = f"step {self.step} · score {cell(self.score)} · KL {cell(self.kl)} · {self.length} tokens"
         if self.age:
             head += f" · staleness {self.age} step{'s' if self.age > 1 else ''}"
-        older = f'<span style="opacity:.55" title="sampled under an older policy version">{stale}</span>' if stale else ""
+        stale_html = f'<span style="opacity:.55" title="sampled under an older policy version">{stale}</span>' if stale else ""
         text = '<div style="white-space:pre-wrap;margin-top:.3em">'
         return (
             f'<div style="border-left:3px solid #888;padding-left:.7em;margin:.5em 0"><small>{escaped(head)}</small>'
-            f"{text}<b>{escaped(self.prompt)}</b></div>{text}{older}{fresh}</div></div>"
+            f"{text}<b>{escaped(self.prompt)}</b></div>{text}{stale_html}{fresh}</div></div>"
         )
 
 
-def log_line(told: Mapping[str, Any]) -> LogLine:
+def parse_log_line(row: Mapping[str, Any]) -> LogLine:
     """A line of `GET runs/{id}/logs`."""
-    time = datetime.fromisoformat(told["time"])
-    return LogLine(int(told["id"]), int(told["attempt"]), str(told["stream"]), str(told["text"]), time)
+    time = datetime.fromisoformat(row["time"])
+    return LogLine(int(row["id"]), int(row["attempt"]), str(row["stream"]), str(row["text"]), time)
 
 
-def sample_of(told: Mapping[str, Any]) -> Sample:
+def parse_sample(row: Mapping[str, Any]) -> Sample:
     """An item of `GET runs/{id}/samples`."""
-    first, last = told["versions"]
+    first, last = row["versions"]
     return Sample(
-        id=told["id"],
-        step=told["step"],
-        prompt=told["prompt"],
-        response=told["response"],
-        score=told["score"],
-        kl=told["kl"],
-        length=told["length"],
-        age=told["age"],
-        ending=told.get("ending"),
-        held_out=bool(told.get("held_out")),
-        prompt_key=told["prompt_key"],
+        id=row["id"],
+        step=row["step"],
+        prompt=row["prompt"],
+        response=row["response"],
+        score=row["score"],
+        kl=row["kl"],
+        length=row["length"],
+        age=row["age"],
+        ending=row.get("ending"),
+        held_out=bool(row.get("held_out")),
+        prompt_key=row["prompt_key"],
         versions=(first, last),
-        stale_response=told.get("stale_response") or "",
-        raw=dict(told),
+        stale_response=row.get("stale_response") or "",
+        raw=dict(row),
     )
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= EXCERPT else text[: EXCERPT - 1] + "…"

@@ -1,4 +1,4 @@
-"""When a request is sent again, and after how long. Pure: no clock, no network."""
+"""Retry policy: transient statuses, exponential back-off with jitter, `Retry-After`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-# 429: the minute is used up. 502, 503, 504: a proxy's word, or a platform that starts.
-PASSING = frozenset({429, 502, 503, 504})
-# 409 passes only when the platform says after how long: an earlier try of the same write is still under way.
-PASSING_WITH_A_TIME = frozenset({409})
+# 429: rate limit. 502, 503, 504: a proxy's error, or a platform that is starting.
+TRANSIENT = frozenset({429, 502, 503, 504})
+# 409 is transient only with `Retry-After`: an earlier try of the same write is in progress.
+TRANSIENT_WITH_RETRY_AFTER = frozenset({409})
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How stubborn the client is.
+    """Number of retries and their delays.
 
     Attributes:
-        most: repetitions after the first try.
-        first_s, longest_s: the pause before the first repetition, which doubles, and the longest one; seconds. Each is drawn
-            between half of it and all of it, so that many clients do not come back together.
-        longest_asked_s: a `Retry-After` beyond this is not waited for.
-        draw: yields numbers in [0, 1).
+        most: retries after the first try.
+        first_s, longest_s: delay before the first retry, which doubles, and its maximum, in seconds. Jitter: each delay is drawn
+            between half of it and all of it.
+        longest_asked_s: maximum `Retry-After` to wait for.
+        draw: returns random numbers in [0, 1).
     """
 
     most: int = 5
@@ -33,23 +33,23 @@ class Retries:
     draw: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def pause_s(self, tries: int) -> float:
-        """Seconds to wait after so many failed tries (at least one)."""
-        whole = min(self.longest_s, self.first_s * 2.0 ** min(tries - 1, 60))
-        return whole * (0.5 + 0.5 * self.draw())
+        """Seconds to wait after `tries` failed tries (at least one)."""
+        delay = min(self.longest_s, self.first_s * 2.0 ** min(tries - 1, 60))
+        return delay * (0.5 + 0.5 * self.draw())
 
     def pause_after(self, status: int, headers: Mapping[str, str], tries: int) -> float | None:
-        """Seconds to wait after a reply, or None when it stands: a success, a refusal for good, or too long a wait."""
-        asked = retry_after_s(headers)
-        if status not in PASSING and not (status in PASSING_WITH_A_TIME and asked is not None):
+        """Seconds to wait before retrying after a reply; None if it is final: success, permanent error, or too long a wait."""
+        requested_s = retry_after_s(headers)
+        if status not in TRANSIENT and not (status in TRANSIENT_WITH_RETRY_AFTER and requested_s is not None):
             return None
-        if asked is None:
+        if requested_s is None:
             return self.pause_s(tries)
-        # Spread a little, upwards only: the platform said not to come before.
-        return asked + self.draw() * min(1.0, self.first_s) if asked <= self.longest_asked_s else None
+        # Jitter upwards only: the platform requested a minimum delay.
+        return requested_s + self.draw() * min(1.0, self.first_s) if requested_s <= self.longest_asked_s else None
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds from a `Retry-After` in either of its forms, at least 0; None when there is none that can be read."""
+    """Seconds from a `Retry-After` header (number or date), at least 0; None if absent or invalid."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)

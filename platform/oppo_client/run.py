@@ -1,216 +1,285 @@
-"""A run on the platform, for code that waits for each answer. Its asynchronous twin is `aio.AsyncRun`."""
+"""`Run` and `Checkpoint`: lifecycle, metrics, samples, logs and downloads of one run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from oppo_client import downloading, operations, optional_deps, series, spec_source
-from oppo_client.checkpoint import CheckpointFacts
-from oppo_client.errors import RunFailed
-from oppo_client.pagination import changes
-from oppo_client.plots import line_plot
-from oppo_client.progress import view
-from oppo_client.records import LogLine, Sample
-from oppo_client.run_base import REWARD, RunFacts
-from oppo_client.sans_io import Flow, asked, get
-from oppo_client.session import Session
-from oppo_client.tables import framed
+from oppo_client import downloading, optional_deps
+from oppo_client.errors import NoCheckpoint, RunFailed
+from oppo_client.html import escaped
+from oppo_client.messages import Request, delete, get, post
+from oppo_client.pagination import fetch_all, iter_log, iter_pages
+from oppo_client.plots import plot_metrics
+from oppo_client.progress import create_view
+from oppo_client.records import LogLine, Sample, parse_sample
+from oppo_client.run_base import REWARD, RunBase
+from oppo_client.run_updates import iter_updates
+from oppo_client.series import fetch_metrics
+from oppo_client.spec_source import Changes, fetch_created_run
+from oppo_client.tables import to_frame
 from oppo_client.timeline import Timeline
+from oppo_client.transport import Session
+from oppo_client.validation import CHECKPOINT, FIGURE, RUN, SAMPLE, TIMELINE
+
+SAMPLE_FILTERS = frozenset(
+    [f"{end}_{name}" for end in ("min", "max") for name in ("score", "age")]
+    + ["step", "from_step", "to_step", "ending", "held_out", "prompt", "q", "sort", "excerpt"]
+)
+LOG_STREAMS = ("stdout", "stderr", "supervisor", "platform")
 
 
-class Run(RunFacts):
-    """A run. What is asked of it changes this object, too: `run.pause().state`. Calls raise `OppoError`."""
+class Run(RunBase):
+    """A run. Lifecycle calls also update this object: `run.pause().state`. Calls raise `OppoError`."""
 
-    def __init__(self, client: Session, told: dict[str, Any]) -> None:
-        super().__init__(told, client.url)
-        self._client = client
+    def __init__(self, session: Session, summary: dict[str, Any]) -> None:
+        super().__init__(summary, session.url)
+        self._session = session
 
-    def _now(self, flow: Flow[dict[str, Any]]) -> Run:
-        self._take(self._client.perform(flow))
+    def _refresh_from(self, request: Request) -> Run:
+        self._update(self._session.json(request, RUN))
         return self
 
-    def _ask(self, deed: str, **body: Any) -> Run:
-        return self._now(operations.act(self.id, deed, body, self._client.retries))
+    def _post(self, action: str, **body: Any) -> Run:
+        return self._refresh_from(post(f"runs/{self.id}/{action}", body))
 
     def refresh(self) -> Run:
-        """Fetch its summary again."""
-        return self._now(operations.show(self.id, self._client.retries))
+        """Fetch the summary again."""
+        return self._refresh_from(get(f"runs/{self.id}"))
 
     def cancel(self) -> Run:
-        """Cancel it: at once when it waits, otherwise its engine is told. Nothing happens to one that has ended."""
-        return self._ask("cancel")
+        """Cancel the run: at once while it waits, otherwise through its engine. No effect on an ended run."""
+        return self._post("cancel")
 
     def pause(self) -> Run:
-        """Pause it; its engine saves first."""
-        return self._ask("pause")
+        """Pause the run; its engine saves a checkpoint first."""
+        return self._post("pause")
 
-    def resume(self, checkpoint: CheckpointFacts | None = None) -> Run:
-        """Let a paused run wait for devices again; with a checkpoint of its own, to go on from there."""
-        return self._ask("resume" if checkpoint is None else f"checkpoints/{checkpoint.id}/resume")
+    def resume(self, checkpoint: Checkpoint | None = None) -> Run:
+        """Queue a paused run again; with one of its checkpoints, resume from there."""
+        return self._post("resume" if checkpoint is None else f"checkpoints/{checkpoint.id}/resume")
 
     def set_priority(self, priority: int) -> Run:
-        """1 to 99; higher goes first within the team."""
-        return self._ask("priority", priority=priority)
+        """1 to 99; higher starts first within the team."""
+        return self._post("priority", priority=priority)
 
     def extend(self, hours: float) -> Run:
-        """Give it so many hours more on devices."""
-        return self._ask("extend", hours=hours)
+        """Extend the time limit by some hours."""
+        return self._post("extend", hours=hours)
 
     def tag(self, *add: str, remove: Iterable[str] = ()) -> Run:
-        """Give and take away tags."""
-        return self._ask("tags", add=list(add), remove=list(remove))
+        """Add and remove tags."""
+        return self._post("tags", add=list(add), remove=list(remove))
 
     def pin(self) -> Run:
-        """Make it its project's baseline."""
-        return self._ask("pin")
+        """Make the run its project's baseline."""
+        return self._post("pin")
 
     def unpin(self) -> Run:
-        """Its project has no baseline any more."""
-        return self._ask("unpin")
+        """Remove the run as its project's baseline."""
+        return self._post("unpin")
 
     def silence(self, silent: bool = True) -> Run:
-        """Hear of no alerts of it, or of them again."""
-        return self._ask("silence", silent=silent)
+        """Mute the run's alerts, or unmute them."""
+        return self._post("silence", silent=silent)
 
     def archive(self) -> Run:
-        """Hide it from lists, once it has ended; the filter `archived:yes` finds it."""
-        return self._ask("archive")
+        """Hide an ended run from lists; the filter `archived:yes` finds it."""
+        return self._post("archive")
 
     def unarchive(self) -> Run:
-        """Show it on lists again."""
-        return self._ask("unarchive")
+        """Show the run on lists again."""
+        return self._post("unarchive")
 
     def delete(self) -> dict[str, Any]:
-        """Put it into the trash; tells until when `restore` brings it back."""
-        return self._client.perform(operations.remove(self.id, self._client.retries))
+        """Move the run to the trash. The reply contains the time until which `restore` is possible."""
+        return self._session.json(delete(f"runs/{self.id}"))
 
     def restore(self) -> Run:
-        """Out of the trash."""
-        return self._ask("restore")
+        """Restore the run from the trash."""
+        return self._post("restore")
 
-    def fork(
-        self,
-        changes: spec_source.Changes | None = None,
-        *,
-        step: int | None = None,
-        name: str | None = None,
-    ) -> Run:
-        """A new run with this one's spec and other values at dotted paths; with `step`, it begins with that checkpoint."""
-        retries = self._client.retries
-        return Run(self._client, self._client.perform(spec_source.fork(self.summary, changes, step, name, retries)))
+    def fork(self, changes: Changes | None = None, *, step: int | None = None, name: str | None = None) -> Run:
+        """A new run with this spec and changed values by dotted path; with `step`, it starts from that checkpoint."""
+        body = {"changes": dict(changes or {}), "step": step, "name": name}
+        return Run(self._session, fetch_created_run(self._session, f"runs/{self.id}/fork", body))
 
     def spec(self) -> dict[str, Any]:
-        """What it was asked to do, defaults included."""
-        return self._client.perform(spec_source.spec_of_run(self.id, self._client.retries))
+        """The spec as a mapping, including defaults."""
+        request = post("runs/validate", {"yaml": self.spec_yaml()}, idempotency_key=False)
+        return dict(self._session.json(request, {"spec": dict})["spec"])
 
     def spec_yaml(self) -> str:
-        """The same as YAML, which `Client.submit(yaml=…)` takes."""
-        return self._client.perform(operations.text(f"runs/{self.id}/spec.yaml", self._client.retries))
+        """The spec as YAML, for `Client.submit(yaml=…)`."""
+        return self._session.text(f"runs/{self.id}/spec.yaml")
 
     def changes(self) -> Iterator[dict[str, Any]]:
-        """Its summary now and whenever it moves on, until it has ended; this object goes along."""
-        for told in self._client.iterate(changes([self.id], self._client.retries)):
-            self._take(told)
-            yield told
+        """The summary now and after every change, until the run has ended; updates this object."""
+        for summary in iter_updates(self._session, [self.id]):
+            self._update(summary)
+            yield summary
 
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Run:
-        """Return when it has ended. Raises `WaitTimeout` after so many seconds, with `check` `RunFailed` unless it succeeded."""
-        for told in self._client.iterate(changes([self.id], self._client.retries, within_s=timeout)):
-            self._take(told)
+        """Block until the run has ended. Raises `WaitTimeout` after `timeout` s; with `check`, `RunFailed` unless succeeded."""
+        for summary in iter_updates(self._session, [self.id], timeout_s=timeout):
+            self._update(summary)
         if check and self.state != "succeeded":
             raise RunFailed(f"Run {self.id} ended as {self.state}: {self.reason}")
         return self
 
     def watch(self, file: TextIO | None = None) -> Run:
-        """Show its progress until it ends. In a notebook, stopping the cell stops watching, not the run."""
-        shown = view(file)
+        """Show live progress until the run ends. Interrupting the notebook cell stops the display, not the run."""
+        view = create_view(file)
         try:
             for _ in self.changes():
-                shown.show(self)
+                view.show(self)
         except KeyboardInterrupt:
             if not optional_deps.in_notebook():
                 raise
         finally:
-            shown.end(self)
+            view.end(self)
         return self
 
     def metrics(
         self, keys: str | Iterable[str], x: str = "step", *, max_points: int | None = None, frame: bool | None = None
     ) -> Any:
-        """Metrics as columns: `step`, the axis, and one a key; `*` at a key's end stands for all that begin so.
+        """Metrics as columns: `step`, the axis, and one per key; a key that ends in `*` matches by prefix.
 
         Args:
             x: `step`, `wall_time` (training seconds), `tokens` (trained response tokens) or `gpu_seconds`.
-            max_points: thin longer series to so many rows, each a mean with extremes (`KEY low`, `KEY high`); None: every point.
+            max_points: downsample longer series to this many rows, each a mean with extremes (`KEY low`, `KEY high`); None: all.
             frame: True: a DataFrame or `MissingPackage`; False: a `Table`; None: a DataFrame if pandas is installed.
         """
-        return framed(self._client.perform(series.metrics(self.id, keys, x, max_points, self._client.retries)), frame)
+        return to_frame(fetch_metrics(self._session, self.id, keys, x, max_points), frame)
 
     def plot(self, keys: str | Iterable[str] = REWARD, x: str = "step", *, max_points: int = 2000) -> Any:
         """A Plotly figure of metrics. Raises `MissingPackage`."""
-        optional_deps.needed("plotly.graph_objects", "A plot")
-        return line_plot(self, self.metrics(keys, x, max_points=max_points, frame=False), x)
+        optional_deps.require("plotly.graph_objects", "A plot")
+        return plot_metrics(self, self.metrics(keys, x, max_points=max_points, frame=False), x)
 
     def timeline(self, steps: range | Iterable[int] | None = None, *, theme: str = "light") -> Timeline:
-        """What every device did in these steps, from the first to the last of them; the newest ones by default."""
-        return self._client.perform(operations.timeline(self.id, steps, theme, self._client.retries))
+        """Device timeline of these steps, from the first to the last; default: the newest steps."""
+        bounds = {} if steps is None else _step_bounds(steps)
+        timeline = self._session.json(get(f"runs/{self.id}/timeline", **bounds), TIMELINE)
+        figure = self._session.json(get(f"runs/{self.id}/timeline/figure", **bounds, theme=theme), FIGURE)
+        return Timeline(self.id, timeline, figure)
 
-    def samples(self, **wanted: Any) -> Iterator[Sample]:
-        """Recorded answers, page by page, newest step first: `step=100`, `min_score=…`, `q="sea"`, `sort="-score"`, …"""
-        return self._client.iterate(operations.samples(self.id, wanted, self._client.retries))
+    def samples(self, **filters: Any) -> Iterator[Sample]:
+        """Recorded responses, newest step first: `step=100`, `min_score=…`, `q="sea"`, `sort="-score"`, … Raises `TypeError`."""
+        unknown = set(filters) - SAMPLE_FILTERS
+        if unknown:
+            names, known = (", ".join(sorted(filters)) for filters in (unknown, SAMPLE_FILTERS))
+            raise TypeError(f"samples() has no filter {names}; filters are {known}")
+        return map(parse_sample, iter_pages(self._session, f"runs/{self.id}/samples", filters, SAMPLE))
 
     def logs(self, *, follow: bool = False, tail: int | None = 1000, stream: str | None = None, q: str = "") -> Iterator[LogLine]:
-        """The last `tail` lines (None: all); with `follow` also those that come, until it has ended."""
-        return self._client.iterate(operations.logs(self.id, tail, follow, stream, q, self._client.retries))
+        """The last `tail` log lines (None: all); with `follow`, also new lines until the run has ended. Raises `ValueError`."""
+        if stream is not None and stream not in LOG_STREAMS:
+            raise ValueError(f"stream is {stream!r}; must be one of {', '.join(LOG_STREAMS)}")
+        return iter_log(self._session, self.id, tail, follow, {"stream": stream, "q": q or None})
 
     def events(self, kinds: Iterable[str] = (), q: str = "") -> Iterator[dict[str, Any]]:
-        """What befell it, newest first: changes of state, decisions, checkpoints, alerts."""
-        return self._client.iterate(operations.events(self.id, kinds, q, self._client.retries))
+        """State changes, scheduling decisions, checkpoints and alerts, newest first."""
+        return iter_pages(self._session, f"runs/{self.id}/events", {"kinds": ",".join(kinds), "q": q})
 
     def usage(self) -> dict[str, Any]:
-        """`{"device_hours", "devices"}`: devices held for it so far, and now."""
-        return self._client.perform(asked(get(f"runs/{self.id}/usage"), self._client.retries))
+        """`{"device_hours", "devices"}`: device-hours so far, and devices held now."""
+        return self._session.json(get(f"runs/{self.id}/usage"))
 
     def saving(self) -> dict[str, Any]:
-        """`{"steps", "measured_s", "sequential_s", "saved_s"}`: what overlap has saved."""
-        return self._client.perform(asked(get(f"runs/{self.id}/saving"), self._client.retries))
+        """`{"steps", "measured_s", "sequential_s", "saved_s"}`: time saved by overlap."""
+        return self._session.json(get(f"runs/{self.id}/saving"))
 
     def trace(self, steps: range | Iterable[int]) -> str:
-        """At most 50 recorded steps as Chrome trace JSON, for ui.perfetto.dev."""
-        return self._client.perform(operations.trace(self.id, steps, self._client.retries))
+        """Up to 50 recorded steps as Chrome trace JSON, for ui.perfetto.dev."""
+        return self._session.text(f"runs/{self.id}/trace.json", **_step_bounds(steps))
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Its checkpoints, newest step first."""
-        found = self._client.perform(operations.checkpoints(self.id, self._client.retries))
-        return [Checkpoint(self, told) for told in found]
+        """Registered checkpoints, newest step first."""
+        return [Checkpoint(self, row) for row in fetch_all(self._session, f"runs/{self.id}/checkpoints", CHECKPOINT)]
 
     def checkpoint(self, which: str | int = "latest") -> Checkpoint:
-        """The newest checkpoint whose files were not deleted, or the one of a step or a name. Raises `NoCheckpoint`."""
-        return Checkpoint(self, self._client.perform(operations.checkpoint(self.id, which, self._client.retries)))
+        """The newest checkpoint whose files are not deleted, or the one with this step or name. Raises `NoCheckpoint`."""
+        checkpoints = self.checkpoints()
+        if which == "latest":
+            matches = [checkpoint for checkpoint in checkpoints if checkpoint.files != "deleted"]
+        else:
+            matches = [checkpoint for checkpoint in checkpoints if which in (checkpoint.step, checkpoint.name)]
+        if matches:
+            return matches[0]
+        steps = ", ".join(str(checkpoint.step) for checkpoint in checkpoints) or "none"
+        raise NoCheckpoint(f"Run {self.id} has no checkpoint {which}; available steps: {steps}.")
 
 
-class Checkpoint(CheckpointFacts):
-    """A checkpoint that can be fetched and forked."""
+class Checkpoint:
+    """A registered checkpoint.
 
-    def __init__(self, run: Run, told: dict[str, Any]) -> None:
-        super().__init__(told)
+    Attributes:
+        data: the platform's reply.
+    """
+
+    def __init__(self, run: Run, data: dict[str, Any]) -> None:
         self._run = run
+        self.data = data
+
+    @property
+    def id(self) -> int:
+        """Number on the platform."""
+        return int(self.data["id"])
+
+    @property
+    def step(self) -> int:
+        """Completed PPO steps."""
+        return int(self.data["step"])
+
+    @property
+    def name(self) -> str:
+        """Name of the folder; marks a checkpoint within a step."""
+        return str(self.data["name"])
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return int(self.data["bytes"])
+
+    @property
+    def files(self) -> str:
+        """`here`: downloadable; `deleted`; `elsewhere`: the platform cannot read them."""
+        return str(self.data["files"])
+
+    @property
+    def registered_at(self) -> datetime:
+        """Time of registration with the platform."""
+        return datetime.fromisoformat(self.data["registered_at"])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} step={self.step} {self.bytes:,} bytes, files {self.files}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escaped(self.name)}</code> <small>step {self.step}, {self.bytes:,} bytes, {escaped(self.files)}</small>"
 
     def download(self, out: str | os.PathLike[str]) -> Path:
-        """Fetch its folder into `out`, checked by its manifest: whole or not there at all. Goes on where an earlier call ended.
+        """Download the folder into `out` and verify it against its manifest. Atomic; resumes a partial download.
 
-        Returns the folder. Raises `DownloadError`, `Conflict` when the platform does not have the files, `Forbidden` for viewers.
+        Returns the folder. Raises `DownloadError`, `Conflict` if the platform does not have the files, `Forbidden` for viewers.
         """
-        client = self._run._client
-        target = downloading.target_of(self.name, self._run.id, self.id, out)
-        if not downloading.there_already(target, self.told):
-            client.perform(downloading.fetched(self._run.id, self.told, target, client.retries))
-            downloading.unpack(target, self.told)
+        target = downloading.plan_download(self.name, self._run.id, self.id, out)
+        digest = str(self.data["manifest_sha256"])
+        if not downloading.is_downloaded(target, digest):
+            downloading.fetch_archive(self._run._session, self._run.id, self.id, target, digest)
+            downloading.unpack(target, digest)
         return target.folder
 
-    def fork(self, changes: spec_source.Changes | None = None, *, name: str | None = None) -> Run:
-        """A new run that begins with it."""
+    def fork(self, changes: Changes | None = None, *, name: str | None = None) -> Run:
+        """A new run that starts from this checkpoint."""
         return self._run.fork(changes, step=self.step, name=name)
+
+
+def _step_bounds(steps: range | Iterable[int]) -> dict[str, int]:
+    listed = list(steps)
+    if not listed:
+        raise ValueError("steps is empty")
+    return {"from_step": min(listed), "to_step": max(listed)}

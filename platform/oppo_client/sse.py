@@ -1,4 +1,4 @@
-"""Server-sent events, line by line."""
+"""Parser of server-sent events (SSE)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event: its kind, its text, and the id to come back with."""
+    """One event; `id` resumes the stream after it."""
 
     kind: str
     data: str
@@ -16,14 +16,14 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class EventReader:
-    """Puts events together from lines without their ends. The `id` stays until another one is told, as the standard has it."""
+    """Assembles events from lines. An `id` also applies to later events without one (HTML standard)."""
 
     last_id: str = ""
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
 
     def read(self, line: str) -> ServerEvent | None:
-        """The event that this line ends, if it does; a comment is one of the kind `comment`, as a sign of life."""
+        """The event that ends with this line, if any. A comment (ping) is an event of kind `comment`."""
         if not line:
             return self._end()
         if line.startswith(":"):

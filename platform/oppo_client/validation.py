@@ -1,7 +1,6 @@
-"""What the platform's replies hold, as far as this package reads them; docs/interfaces.md has all of it, and more may be there.
+"""Shapes of the platform's replies (docs/interfaces.md), as far as the client reads them; additional keys are valid.
 
-A shape is a type, a list of one shape, or a mapping from keys that must be there to their shapes, or from `EACH` to that of every
-value.
+A shape is a type, a list of one shape, a mapping from required keys to shapes, or `{EACH: shape of every value}`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Shape: TypeAlias = "type | UnionType | list[Shape] | dict[str, Shape]"
 
 EACH = "*"
 NUMBER = int | float
-WORDS = {
+TYPE_NAMES = {
     dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null", datetime: "a time",
 }  # fmt: skip
 MISSING = object()
@@ -24,7 +23,7 @@ RUN: Shape = {
     "id": int, "name": str, "state": str, "reason": str, "step": int, "total_steps": int, "cursor": int, "project": str,
     "user": str | None, "tags": list, "priority": int, "latest": dict, "eta_s": NUMBER | None, "url": str,
 }  # fmt: skip
-BORN: Shape = {"id": int}
+CREATED: Shape = {"id": int}
 ME: Shape = {"user": str, "teams": [{"name": str, "role": str}]}
 LOG_LINE: Shape = {"id": int, "attempt": int, "stream": str, "text": str, "time": datetime}
 LOGS: Shape = {"lines": [LOG_LINE], "next": int, "earlier": bool | None, "ended": bool}
@@ -41,7 +40,7 @@ QUEUED: Shape = {
 }  # fmt: skip
 COLUMNS: Shape = {EACH: {"step": list, "x": list, "y": list}}
 METRICS: Shape = {"series": COLUMNS, "last_step": int}
-CHECKED: Shape = {"ok": bool, "problems": list, "spec": dict | None, "yaml": str | None}
+VALIDATION: Shape = {"ok": bool, "problems": list, "spec": dict | None, "yaml": str | None}
 BUBBLE: Shape = {"device": str, "cause": str, "step": int, "start_s": NUMBER, "length_s": NUMBER, "words": str}
 TIMELINE: Shape = {"lanes": list, "steps": [{"step": int}], "worst": [BUBBLE]}
 FIGURE: Shape = {"data": list, "layout": dict}
@@ -54,34 +53,33 @@ COMPARISON: Shape = {
 
 
 def page_of(item: Shape) -> Shape:
-    """A page of a listing."""
+    """Shape of one page of a listing."""
     return {"items": [item], "next": str | None}
 
 
-def fault(value: Any, shape: Shape, place: str = "") -> str | None:
-    """What is wrong first, as "`items` is missing" or "`step` is a text, not a number"; None when the value has the shape.
+def shape_error(value: Any, shape: Shape, path: str = "") -> str | None:
+    """The first mismatch, such as "`items` is missing" or "`step` is a text, not a number"; None if the value matches.
 
-    Args:
-        place: where the value stands, dotted; empty for the whole reply.
+    `path` is the dotted path of the value, empty for the whole reply.
     """
     if isinstance(shape, dict) and isinstance(value, dict):
-        wanted = dict.fromkeys(value, shape[EACH]) if EACH in shape else shape
-        within = ((value.get(key, MISSING), inner, f"{place}.{key}" if place else str(key)) for key, inner in wanted.items())
-        return _first(within)
+        expected = dict.fromkeys(value, shape[EACH]) if EACH in shape else shape
+        members = ((value.get(key, MISSING), inner, f"{path}.{key}" if path else str(key)) for key, inner in expected.items())
+        return _first_error(members)
     if isinstance(shape, list) and isinstance(value, list):
-        return _first((item, shape[0], place) for item in value)
+        return _first_error((item, shape[0], path) for item in value)
     if value is MISSING:
-        return f"`{place}` is missing"
-    if isinstance(shape, dict | list) or not _is(value, shape):
-        return f"{f'`{place}`' if place else 'it'} is {_word(type(value))}, not {_words(shape)}"
+        return f"`{path}` is missing"
+    if isinstance(shape, dict | list) or not _matches(value, shape):
+        return f"{f'`{path}`' if path else 'it'} is {_type_name(type(value))}, not {_shape_name(shape)}"
     return None
 
 
-def _first(within: Iterable[tuple[Any, Shape, str]]) -> str | None:
-    return next((wrong for each in within if (wrong := fault(*each)) is not None), None)
+def _first_error(members: Iterable[tuple[Any, Shape, str]]) -> str | None:
+    return next((error for each in members if (error := shape_error(*each)) is not None), None)
 
 
-def _is(value: Any, kind: type | UnionType) -> bool:
+def _matches(value: Any, kind: type | UnionType) -> bool:
     if kind is not datetime:
         return isinstance(value, kind)
     try:
@@ -90,11 +88,11 @@ def _is(value: Any, kind: type | UnionType) -> bool:
         return False
 
 
-def _words(shape: Shape) -> str:
+def _shape_name(shape: Shape) -> str:
     if isinstance(shape, dict | list):
-        return _word(type(shape))
-    return " or ".join(dict.fromkeys(map(_word, shape.__args__ if isinstance(shape, UnionType) else (shape,))))
+        return _type_name(type(shape))
+    return " or ".join(dict.fromkeys(map(_type_name, shape.__args__ if isinstance(shape, UnionType) else (shape,))))
 
 
-def _word(kind: type) -> str:
-    return WORDS.get(kind, "a number")
+def _type_name(kind: type) -> str:
+    return TYPE_NAMES.get(kind, "a number")

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from oppo_client import Client, RunFailed, Unreachable, WaitTimeout, pagination
-from oppo_client.sans_io import Batch, Listen, Pause, Reply, Steps
+from oppo_client import Client, RunFailed, Unreachable, WaitTimeout, pagination, run_updates
 from oppo_client.sse import ServerEvent
 from tests.client.conftest import QUICK
 from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
@@ -63,7 +62,7 @@ class Paper(io.StringIO):
 
 @pytest.mark.parametrize("tty", [True, False])
 def test_watching_follows_a_run_to_its_end_by_the_stream(client, live, spec, tty, monkeypatch):
-    monkeypatch.setattr(pagination, "POLLS_EVERY_S", 1000.0)  # who asks again comes too late
+    monkeypatch.setattr(run_updates, "POLL_INTERVAL_S", 1000.0)  # who asks again comes too late
     run = client.submit(spec("watched", steps=6))
     paper = Paper(tty)
     watching = Beside(lambda: run.watch(paper))
@@ -119,7 +118,7 @@ def test_following_a_log_ends_with_the_run(client, live, spec):
 
 
 def test_a_line_comes_as_soon_as_it_is_written(client, live, spec, monkeypatch):
-    monkeypatch.setattr(pagination, "LINES_GATHER_S", 1000.0)  # who asks again comes too late
+    monkeypatch.setattr(pagination, "LOG_PAUSE_S", 1000.0)  # who asks again comes too late
     run = client.submit(spec("quiet", steps=5))
     lines = run.logs(follow=True)
     following = Beside(lambda: str(next(lines)))
@@ -139,7 +138,7 @@ def test_following_asks_once_for_as_long_as_nothing_comes():
 
 
 def test_where_the_stream_cannot_be_had_the_client_asks(monkeypatch):
-    monkeypatch.setattr(pagination, "POLLS_EVERY_S", 0.01)
+    monkeypatch.setattr(run_updates, "POLL_INTERVAL_S", 0.01)
     states = iter([summary("running", n) for n in (1, 1, 2, 3)] + [summary("succeeded", 4)] * 9)
 
     def decide(asked):
@@ -147,7 +146,7 @@ def test_where_the_stream_cannot_be_had_the_client_asks(monkeypatch):
 
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         server.decide = decide
-        heard = list(c.iterate(pagination.changes([7], QUICK)))
+        heard = list(run_updates.iter_updates(c._session, [7]))
     assert [told["cursor"] for told in heard] == [1, 2, 3, 4]
     assert 1 <= sum("/stream" in asked.path for asked in server.asked) <= 3  # ever more seldom
 
@@ -163,7 +162,7 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was():
 
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         server.decide = decide
-        heard = list(c.iterate(pagination.changes([7], QUICK)))
+        heard = list(run_updates.iter_updates(c._session, [7]))
     assert [told["cursor"] for told in heard] == [1, 2, 3]
     asked = [asked.path for asked in server.asked if "/stream" in asked.path]
     assert "cursor=7%3A1" in asked[0]
@@ -173,25 +172,30 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was():
 @pytest.mark.parametrize("sign", [ServerEvent("comment", ""), None], ids=["a ping", "the stream's end"])
 def test_a_run_that_is_quiet_for_long_is_no_platform_that_is_away(sign, monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(pagination, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    watching = Steps(pagination.changes([7], QUICK))
-    watching.next()
-    watching.answer(Reply(200, {}, json.dumps(summary("running", 1)).encode()))
-    assert isinstance(watching.next(), Batch)
-    while clock.now < 2 * pagination.BACK_WITHIN_S:
-        if isinstance(watching.next(), Listen):
+    monkeypatch.setattr(run_updates, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Stream:
+        """Each event comes after 15 s, for twice the permitted outage; then the platform restarts."""
+
+        def next(self, request):
+            if clock.now >= 2 * run_updates.MAX_OUTAGE_S:
+                raise Unreachable("restarting")
             clock.now += 15
-            watching.answer(sign)
-    while not isinstance(watching.next(), Listen):
-        pass
-    watching.fail(Unreachable("it is restarted"))
-    assert isinstance(watching.next(), Pause)  # and asks again then, rather than raise
+            return sign
+
+        def close(self):
+            """Nothing to close."""
+
+    replies = iter([summary("running", 1), summary("succeeded", 2)])
+    session = SimpleNamespace(retries=QUICK, events=Stream, sleep=lambda seconds: None, json=lambda request, shape: next(replies))
+    updates = list(run_updates.iter_updates(session, [7]))
+    assert [update["state"] for update in updates] == ["running", "succeeded"]  # by polling after the failed stream
 
 
 def test_a_platform_that_stays_away_is_given_up(monkeypatch):
-    monkeypatch.setattr(pagination, "POLLS_EVERY_S", 0.01)
+    monkeypatch.setattr(run_updates, "POLL_INTERVAL_S", 0.01)
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         began = time.monotonic()
         with pytest.raises(Unreachable):
-            list(c.iterate(pagination.changes([7], QUICK, back_within_s=0.5)))
+            list(run_updates.iter_updates(c._session, [7], max_outage_s=0.5))
         assert time.monotonic() - began < 20

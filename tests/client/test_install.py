@@ -19,20 +19,20 @@ INSTALLED_WITHIN_S = 15.0
 NOTEBOOK = """
 import math, sys
 import pandas
-from oppo_client.series import joined
-from oppo_client.tables import framed, Table
+from oppo_client.series import join_series
+from oppo_client.tables import to_frame, Table
 
-columns = joined({"a": {"step": [1, 2], "x": [1.0, 2.0], "y": [5.0, None]}}, "step")
-frame = framed(columns, None)
+columns = join_series({"a": {"step": [1, 2], "x": [1.0, 2.0], "y": [5.0, None]}}, "step")
+frame = to_frame(columns, None)
 assert isinstance(frame, pandas.DataFrame) and list(frame) == ["step", "a"] and frame["a"].isna().tolist() == [False, True]
-assert isinstance(framed(columns, False), Table)
+assert isinstance(to_frame(columns, False), Table)
 
 from IPython.core.formatters import DisplayFormatter
-from oppo_client.run_base import RunFacts
+from oppo_client.run_base import RunBase
 told = dict(id=7, name="n", state="running", reason="", step=3, total_steps=9, latest={}, eta_s=None, url="/runs/7", error="")
-run = RunFacts(told, "https://a.example.org")
+run = RunBase(told, "https://a.example.org")
 data, _ = DisplayFormatter().format(run)
-assert data["text/html"].startswith("<div>") and data["text/plain"].startswith("<RunFacts 7"), data
+assert data["text/html"].startswith("<div>") and data["text/plain"].startswith("<RunBase 7"), data
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -107,7 +107,7 @@ def test_in_an_empty_environment_it_comes_without_platform_and_engine(alone: Pat
     done = python("import oppo_client; print(oppo_client.__file__)", str(alone), "-P")
     assert str(alone.parents[1]) in done.stdout, done.stderr
     assert Path(done.stdout.strip()).with_name("py.typed").exists()  # whoever checks types sees the client's
-    missing = python("from oppo_client.optional_deps import needed; needed('pandas', 'x')", str(alone), "-P")
+    missing = python("from oppo_client.optional_deps import require; require('pandas', 'x')", str(alone), "-P")
     assert "pip install pandas" in missing.stderr
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 
 import pytest
 
-from oppo_client import AsyncClient, Client, NotThePlatform, pagination, validation
-from oppo_client.validation import EACH, fault
+from oppo_client import Client, NotThePlatform, run_updates, validation
+from oppo_client.validation import EACH, shape_error
 from oppo_platform.api.openapi import examples
 from tests.client.conftest import QUICK
 from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
 PROMISED = {
-    "who_am_i": validation.ME, "show_run": validation.RUN, "pause_run": validation.RUN, "submit_run": validation.BORN,
-    "fork_run": validation.BORN, "list_runs": validation.page_of(validation.RUN), "show_logs": validation.LOGS,
+    "who_am_i": validation.ME, "show_run": validation.RUN, "pause_run": validation.RUN, "submit_run": validation.CREATED,
+    "fork_run": validation.CREATED, "list_runs": validation.page_of(validation.RUN), "show_logs": validation.LOGS,
     "list_samples": validation.page_of(validation.SAMPLE),
     "list_checkpoints": validation.page_of(validation.CHECKPOINT), "show_queue": validation.page_of(validation.QUEUED),
-    "show_metrics": validation.METRICS, "validate_spec": validation.CHECKED, "show_timeline": validation.TIMELINE,
+    "show_metrics": validation.METRICS, "validate_spec": validation.VALIDATION, "show_timeline": validation.TIMELINE,
     "show_timeline_figure": validation.FIGURE, "compare_runs": validation.COMPARISON,
 }  # fmt: skip
 CALLS = {
@@ -83,21 +82,15 @@ def test_a_page_is_no_stream(told):
     def decide(asked):
         return told if "/stream" in asked.path else said(summary("running"))
 
-    async def heard(url):
-        async with AsyncClient(url, "t", retries=QUICK) as c:
-            return [news async for news in c.iterate(pagination.changes([7], QUICK))]
-
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         server.decide = decide
         with pytest.raises(NotThePlatform, match=r"stream"):
-            list(c.iterate(pagination.changes([7], QUICK)))
-        with pytest.raises(NotThePlatform, match=r"stream"):
-            asyncio.run(heard(server.url))
+            list(run_updates.iter_updates(c._session, [7]))
 
 
 @pytest.mark.parametrize("operation", PROMISED)
 def test_the_platform_keeps_what_the_client_takes_for_granted(operation):
-    assert fault(examples()[operation]["reply"], PROMISED[operation]) is None
+    assert shape_error(examples()[operation]["reply"], PROMISED[operation]) is None
 
 
 @pytest.mark.parametrize(
@@ -117,4 +110,4 @@ def test_the_platform_keeps_what_the_client_takes_for_granted(operation):
     ],
 )
 def test_what_is_wrong_is_said_in_words(value, shape, wrong):
-    assert fault(value, shape) == wrong
+    assert shape_error(value, shape) == wrong

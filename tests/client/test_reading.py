@@ -50,10 +50,10 @@ def test_thinned_series_have_their_extremes(trained):
 
 
 def test_series_of_different_steps_share_a_table():
-    from oppo_client.series import joined
+    from oppo_client.series import join_series
 
     parts = {"a": {"step": [1, 2], "x": [1.0, 2.0], "y": [5.0, None]}, "b": {"step": [2, 3], "x": [2.0, None], "y": [6.0, 7.0]}}
-    table = joined(parts, "tokens")
+    table = join_series(parts, "tokens")
     assert table["step"] == [1, 2, 3]
     assert [math.isnan(v) for v in table["a"]] == [False, True, True]
     assert [math.isnan(v) for v in table["b"]] == [True, False, False]

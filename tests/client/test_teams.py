@@ -1,10 +1,8 @@
 """What a team's owner asks of a real platform by notebook: quotas, alerts, webhooks, the audit log."""
 
-import asyncio
-
 import pytest
 
-from oppo_client import AsyncClient, Client, Forbidden
+from oppo_client import Client, Forbidden
 from oppo_platform.alerts.lifecycle import open_alert
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.runs.models import Run
@@ -56,17 +54,3 @@ def test_quotas_and_alerts(owner, live, spec):
     (found,) = owner.alerts(run=run)
     assert (found["id"], found["acknowledged_by"]) == (alert, None)
     assert owner.acknowledge(alert)["acknowledged_by"] is not None
-
-
-def test_the_same_awaited(live, token_of, team):
-    async def asked():
-        async with AsyncClient(live.web.url, token_of("admin"), retries=QUICK) as c:
-            made = await c.add_webhook(team, HOOK, ["failed"])
-            await c.change_webhook(team, made["id"], on=False, conditions=["failed"])
-            hooks = await c.webhooks(team)
-            await c.delete_webhook(team, made["id"])
-            alerts = [alert async for alert in c.alerts(open=True)]
-            return hooks, await c.quotas(), [entry["action"] async for entry in c.audit(team)], alerts
-
-    hooks, quotas, entries, _ = asyncio.run(asked())
-    assert (hooks[0]["on"], len(quotas), entries[0]) == (False, 1, "webhook.delete")
