@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 import oppo_core.models.tiny_transformer
 import oppo_core.rules.letters
-from oppo_core.models.model_io import save_model
+from oppo_core.models.model_io import save_tiny
 from oppo_core.models.tiny_transformer import TinyTransformer
 
 from .batches import Row
@@ -121,7 +121,7 @@ def write_prompts(folder: Path, settings: Settings) -> list[str]:
 def write_model(model: TinyTransformer, folder: Path) -> None:
     """A model folder with its tokenizer."""
     write_tokenizer(folder)
-    save_model(model, folder, pad_token_id=token_id(PAD), bos_token_id=token_id(BOS), eos_token_id=token_id(EOS))
+    save_tiny(model, folder, pad_token_id=token_id(PAD), bos_token_id=token_id(BOS), eos_token_id=token_id(EOS))
 
 
 def finished_digest(out: Path) -> str | None:

@@ -17,8 +17,7 @@ from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
-from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, load_role_reference
-from oppo_core.models.model_io import Base
+from oppo_core.models.load_roles import DTYPES, FrozenBase, check_contexts, load_actor, load_critic, load_reference
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, move_to_shared_memory, shared_memory_shortage, use_shared_weights
 from oppo_core.ppo.actor import ActorTrainer
@@ -159,7 +158,7 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
 
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
+    rendezvous: Rendezvous | None, base: FrozenBase | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
     """Load the scorers' networks in this process. With `shared`, they accumulate gradients early (update overlap).
 
@@ -181,9 +180,9 @@ def build_scorers(
 
 def _scorers_with(
     rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
+    rendezvous: Rendezvous | None, base: FrozenBase | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
-    reference, critic = load_role_reference(spec, roots, device, base), load_critic(spec, roots, device)
+    reference, critic = load_reference(spec, roots, device, base), load_critic(spec, roots, device)
     trainer = None
     if critic is not None:
         ranks = join(rendezvous, "critic", device)

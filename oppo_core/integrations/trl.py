@@ -117,13 +117,13 @@ def streaming(model: Any) -> Iterator[Network]:
     """A network around a model of the trainer, which within it uses our attention function where it would use torch's."""
     with _logging_as_it_was():
         from oppo_core.models.attention import FUSED
-        from oppo_core.models.huggingface import wrap_network
+        from oppo_core.models.huggingface_io import wrap_model
     before = model.config._attn_implementation
     if before == "sdpa":
         model.set_attn_implementation(FUSED)
     try:
         with evaluating(model):
-            network = wrap_network(model)
+            network = wrap_model(model)
         yield network
     finally:
         model.set_attn_implementation(before)

@@ -25,7 +25,7 @@ DIGEST = "frozen_digest"
 ADAPTER = "default"  # peft's name for the first one
 
 
-def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
+def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
     """Add adapters to the layers that `lora` names, and freeze everything else but a scalar head.
 
     The first factor A is drawn from `seed` in the order of the layers; the second, B, is zero.
@@ -36,8 +36,8 @@ def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import, and few runs need it
     from transformers.pytorch_utils import Conv1D
 
-    body = _body(network)
-    chosen = _chosen(linear_layers(body), lora.targets)
+    body = _saved_module(network)
+    chosen = _target_layers(linear_layers(body), lora.targets)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none",
         fan_in_fan_out=any(isinstance(body.get_submodule(name), Conv1D) for name in chosen),
@@ -46,14 +46,14 @@ def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
         inject_adapter_in_model(config, body)
     for name, weight in network.named_parameters():
         weight.requires_grad_("lora_" in name or name.startswith(HEADS))
-    _draw(network, seed)
+    _init_adapters(network, seed)
     if isinstance(network, TinyTransformer):
         network.call_layers()
-    network.register_buffer(DIGEST, _digest(network), persistent=False)
+    network.register_buffer(DIGEST, _frozen_digest(network), persistent=False)
 
 
-def is_adapted(network: object) -> bool:
-    """Whether `adapt` was called on it."""
+def has_lora(network: object) -> bool:
+    """Whether `inject_lora` was called on it."""
     return hasattr(network, DIGEST)
 
 
@@ -70,11 +70,10 @@ def linear_layers(body: nn.Module) -> list[str]:
 
 def trained_weights(network: Network) -> dict[str, Tensor]:
     """Weights for a checkpoint: all; of an adapted network the trained ones and the digest of the others."""
-    if not is_adapted(network):
+    if not has_lora(network):
         return dict(network.state_dict())
     assert isinstance(network, nn.Module)
-    trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
-    return {DIGEST: network.get_buffer(DIGEST), **trained}
+    return {DIGEST: network.get_buffer(DIGEST), **_trained(network)}
 
 
 @torch.no_grad()
@@ -84,34 +83,37 @@ def load_trained_weights(network: Network, weights: dict[str, Tensor]) -> None:
     Raises:
         ModelFolderError: the frozen weights differ from those with which the adapters were trained.
     """
-    if not is_adapted(network):
+    if not has_lora(network):
         network.load_state_dict(weights)
         return
     assert isinstance(network, nn.Module)
     if DIGEST not in weights or not torch.equal(weights[DIGEST], network.get_buffer(DIGEST).cpu()):
         raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
-    trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
-    for name, weight in trained.items():
+    for name, weight in _trained(network).items():
         weight.copy_(weights[name])
+
+
+def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
 def merged_weights(network: nn.Module) -> dict[str, Tensor]:
     """Weights by the names of the plain model, adapters merged. The network itself does not change.
 
-    Merged weights are in main memory, since a device may have no room for a second network. All others are the network's
-    own, so
-    that tied weights share their storage.
+    Merged weights are in main memory, since a device may have no room for a second network. All others are the network's own,
+    so that tied weights share their storage.
     """
-    own = plain_layout(network)
+    own = merged_layout(network)
     return {
-        name: weight if weight.data_ptr() == own[name].data_ptr() else weight.cpu() for name, weight in plain_weights(network)
+        name: weight if weight.data_ptr() == own[name].data_ptr() else weight.cpu()
+        for name, weight in iter_merged_weights(network)
     }
 
 
 @torch.no_grad()
-def plain_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterates over the same; a merged weight is computed when it is yielded."""
-    body = _body(network)
+def iter_merged_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Iterates over the result of `merged_weights`; a merged weight is computed when it is yielded."""
+    body = _saved_module(network)
     for name, weight in body.state_dict().items():
         if name.endswith(".base_layer.weight"):
             layer: Any = body.get_submodule(name.removesuffix(".base_layer.weight"))
@@ -120,35 +122,35 @@ def plain_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield _plain_name(name), weight
 
 
-def plain_layout(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors with names, shapes and dtypes of `plain_weights`, in its order, without the merged values."""
-    return {_plain_name(name): weight for name, weight in _body(network).state_dict().items() if ".lora_" not in name}
+def merged_layout(network: nn.Module) -> dict[str, Tensor]:
+    """Tensors with names, shapes and dtypes of `iter_merged_weights`, in its order, without the merged values."""
+    return {_plain_name(name): weight for name, weight in _saved_module(network).state_dict().items() if ".lora_" not in name}
 
 
 def _plain_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _body(network: nn.Module) -> nn.Module:
-    """The module whose weights a folder has: our own, or the transformers model in a `HuggingNetwork`."""
+def _saved_module(network: nn.Module) -> nn.Module:
+    """The module whose weights a folder has: our own, or the transformers model in a `HuggingFaceNetwork`."""
     return network if isinstance(network, TinyTransformer) else network.get_submodule("model")
 
 
-def _chosen(layers: list[str], targets: Iterable[str] | None) -> list[str]:
+def _target_layers(layers: list[str], targets: Iterable[str] | None) -> list[str]:
     if targets is None:
         return layers
     chosen: list[str] = []
     for target in targets:
-        meant = [name for name in layers if name == target or name.endswith(f".{target}")]
-        if not meant:
+        matches = [name for name in layers if name == target or name.endswith(f".{target}")]
+        if not matches:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
             raise ModelFolderError(f"models.lora.targets names {target}, but the model's blocks have the linear layers {known}")
-        chosen += [name for name in meant if name not in chosen]
+        chosen += [name for name in matches if name not in chosen]
     return chosen
 
 
 @torch.no_grad()
-def _draw(network: nn.Module, seed: int) -> None:
+def _init_adapters(network: nn.Module, seed: int) -> None:
     """Fresh adapters: A initialised like a linear layer, B zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in network.named_parameters():
@@ -161,7 +163,7 @@ def _draw(network: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def _digest(network: nn.Module) -> Tensor:
+def _frozen_digest(network: nn.Module) -> Tensor:
     """Digest [32] of the frozen weights, by their sums."""
     sums = hashlib.sha256()
     for name, weight in network.named_parameters():

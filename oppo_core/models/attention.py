@@ -1,9 +1,8 @@
 """Attention functions for transformers models: torch's fused one, and one with capped logits for Gemma 2.
 
 Both are registered with transformers, which passes the backbone's arguments on. With a `window` they attend to the slot cache,
-band
-by band, or in a packed row to the same sequence; without one to the keys of the pass. torch's fused attention has no cap, and
-transformers' plain one rounds weights to float32 for any dtype; ours keeps the model's precision (float32 at least).
+band by band, or in a packed row to the same sequence; without one to the keys of the pass. torch's fused attention has no cap,
+and transformers' plain one rounds weights to float32 for any dtype; ours keeps the model's precision (float32 at least).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Slot KV cache: keys and values of many sequences, each with its own length.
 
 Row s, column j holds position j of the sequence in slot s, so rows advance unevenly, leave and join without moving others.
-Columns
-beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p, and in a sliding-window layer of
-w
-tokens only p−w+1…p.
+Columns beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p, and in a sliding-window
+layer of w tokens only p−w+1…p.
 """
 
 from __future__ import annotations
@@ -107,10 +105,8 @@ class SlotCache:
 class CacheWindow:
     """The slots that one forward pass writes and reads.
 
-    `mask` [N, 1, T, columns]: True where a query may attend; None for new sequences, for which plain causal attention
-    over the new
-    tokens suffices (half the cost of a mask). `bands` split the rows into neighbours of similar length, for a `Network`
-    that
+    `mask` [N, 1, T, columns]: True where a query may attend; None for new sequences, for which plain causal attention over the
+    new tokens suffices (half the cost of a mask). `bands` split the rows into neighbours of similar length, for a `Network` that
     `attends_by_band`.
     """
 
@@ -122,12 +118,12 @@ class CacheWindow:
     mask: Tensor | None
     bands: tuple[Band, ...] = ()
 
-    def with_windows(self, tokens: int | None) -> Tensor | None:
-        """`mask` for layers in which a query sees itself and the `tokens`−1 positions before it; None: all before it."""
-        if self.mask is None or tokens is None or self.columns <= tokens:
+    def mask_for(self, window_size: int | None) -> Tensor | None:
+        """`mask` for layers with this sliding window, the query itself included; None: full attention."""
+        if self.mask is None or window_size is None or self.columns <= window_size:
             return self.mask
         columns_K = torch.arange(self.columns, device=self.mask.device)
-        return self.mask & (columns_K > self.positions_NT[:, :, None] - tokens)[:, None]
+        return self.mask & (columns_K > self.positions_NT[:, :, None] - window_size)[:, None]
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store new keys and values [N, heads, T, width]."""
@@ -136,9 +132,9 @@ class CacheWindow:
 
     def stored(self, layer: int, band: Band) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, heads, band.columns, width] of the window's rows in `band`; copies if slots are not adjacent."""
-        return self._of(self.cache.keys[layer], band), self._of(self.cache.values[layer], band)
+        return self._rows(self.cache.keys[layer], band), self._rows(self.cache.values[layer], band)
 
-    def _of(self, store: Tensor, band: Band) -> Tensor:
+    def _rows(self, store: Tensor, band: Band) -> Tensor:
         seen = store[:, :, : band.columns]
         if isinstance(self.slots, slice):
             return seen[band.start : band.stop]
@@ -149,7 +145,6 @@ class CacheWindow:
         # `index_select` copies whole rows at once; advanced indexing would copy element by element.
         return seen.index_select(0, slots)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`store`; return all visible ones [N, heads, columns, width], without bands: for models that do not support bands."""
-        self.store(layer, keys, values)
+    def visible(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All visible keys and values [N, heads, columns, width] after `store` of these, for models that do not use bands."""
         return (keys, values) if self.mask is None else self.stored(layer, Band(0, len(keys), self.columns))

@@ -1,8 +1,7 @@
 """GELU (tanh form) in one kernel instead of eight.
 
 GPT-2 and related models spell it out as a formula; torch has a fused forward and backward kernel. On a CPU the formula was 15 %
-of a
-training pass (docs/performance.md).
+of a training pass (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, RunSpec
-from oppo_core.models.model_io import Base, load_model, load_reference, load_with_base
+from oppo_core.models.model_io import load_model, load_with_base
 from oppo_core.models.protocol import Network
+from oppo_core.models.shared_weights import use_shared_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+# The actor's frozen weights, for the reference: a network over them, or the weights in shared memory.
+FrozenBase = Network | dict[str, Tensor]
 
 
 def load_actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, Network | None]:
@@ -30,9 +34,17 @@ def load_actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[
     return network, base
 
 
-def load_role_reference(spec: RunSpec, roots: list[Path], device: torch.device, base: Base | None) -> Network:
-    """The reference; `base`: see `load_reference`. Raises ModelFolderError as `load_actor` does."""
-    network = load_reference(spec.models, roots, DTYPES[spec.resources.dtype], spec.seed, device, base)
+def load_reference(spec: RunSpec, roots: list[Path], device: torch.device, base: FrozenBase | None) -> Network:
+    """The reference: `base`, or a network over its weights, if given; otherwise a model of its own.
+
+    Raises ModelFolderError as `load_actor` does.
+    """
+    if base is not None and not isinstance(base, dict):
+        return base
+    models, dtype = spec.models, DTYPES[spec.resources.dtype]
+    network = load_model(models.reference or models.actor, "lm", roots, dtype, spec.seed, device=device)
+    if base is not None:
+        use_shared_weights(network, base)
     check_contexts(spec, network)
     return network
 

@@ -15,20 +15,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oppo_contract.model_folder import TINY, ModelFolderError, find, may_be_hub_id, read_config
-from oppo_contract.sections.models import Lora, Models
+from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.adapters import adapt, is_adapted, load_trained_weights, merged_weights, trained_weights
+from oppo_core.models.adapters import has_lora, inject_lora, load_trained_weights, merged_weights, trained_weights
 from oppo_core.models.protocol import Network
-from oppo_core.models.shared_weights import over_same_weights, use_shared_weights
+from oppo_core.models.shared_weights import copy_sharing_weights
 from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
 
 if TYPE_CHECKING:
-    from oppo_core.models.huggingface import HuggingNetwork
+    from oppo_core.models.huggingface import HuggingFaceNetwork
 
 ADAPTERS = "adapters.safetensors"
 CPU = torch.device("cpu")
-# The actor's frozen weights, for the reference: a network over them, or the weights in shared memory.
-Base = Network | dict[str, Tensor]
 
 
 def load_model(
@@ -43,16 +41,14 @@ def load_model(
     """Load the network of a `ModelSpec`, in `dtype` on `device`, in evaluation mode, dropout off.
 
     A folder with another head gives its backbone, and a new scalar head starts at zero. `seed` initialises a built-in
-    architecture,
-    and the low-rank adapters of `lora`.
+    architecture and the adapters of `lora`.
 
     Raises:
-        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it does
-        not have.
+        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it lacks.
     """
     network = _load(spec, head, roots, dtype, seed)
     if lora is not None:
-        adapt(network, lora, seed)
+        inject_lora(network, lora, seed)
     return network.to(device)
 
 
@@ -65,51 +61,28 @@ def load_with_base(
         ModelFolderError: see `load_model`.
     """
     network = _load(spec, "lm", roots, dtype, seed)
-    base = over_same_weights(network)
-    adapt(network, lora, seed)
+    base = copy_sharing_weights(network)
+    inject_lora(network, lora, seed)
     return network.to(device), base.to(device)
 
 
-def load_reference(
-    models: Models, roots: list[Path], dtype: torch.dtype, seed: int, device: torch.device, base: Base | None
-) -> Network:
-    """The reference: `base`, or a network over its weights, if given; otherwise a model of its own.
-
-    Raises:
-        ModelFolderError: see `load_model`.
-    """
-    if base is not None and not isinstance(base, dict):
-        return base
-    network = load_model(models.reference or models.actor, "lm", roots, dtype, seed, device=device)
-    if base is not None:
-        use_shared_weights(network, base)
-    return network
-
-
-def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingNetwork:
+def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingFaceNetwork:
     if spec.tiny is not None:
         return init_tiny(spec.tiny, head, seed).to(dtype).eval()
     assert spec.path is not None
+    path = spec.path
     try:
-        folder = find(spec.path, roots)
+        folder = find(path, roots)
     except ModelFolderError:
-        if not may_be_hub_id(spec.path):
+        if not may_be_hub_id(path):
             raise
-        return _hugging(spec.path, head, dtype)
-    if model_type(folder) == TINY:
-        return load_tiny(folder, head).to(dtype).eval()
-    return _hugging(str(folder), head, dtype)
+    else:
+        if read_config(folder).get("model_type") == TINY:
+            return load_tiny(folder, head).to(dtype).eval()
+        path = str(folder)
+    from oppo_core.models.huggingface_io import load_huggingface  # transformers takes seconds to import
 
-
-def _hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
-    from oppo_core.models.huggingface import load_hugging  # transformers takes seconds to import
-
-    return load_hugging(path, head, dtype)
-
-
-def model_type(folder: Path) -> str:
-    """`model_type` of a folder's config.json."""
-    return str(read_config(folder).get("model_type", ""))
+    return load_huggingface(path, head, dtype)
 
 
 def load_tiny(folder: Path, head: Head) -> TinyTransformer:
@@ -130,17 +103,18 @@ def load_tiny(folder: Path, head: Head) -> TinyTransformer:
     return model
 
 
-def save_model(model: TinyTransformer, folder: Path, tokenizer: Path | None = None, **config: int) -> None:
-    """Write our architecture as a model folder; `config` takes eos_token_id, bos_token_id, pad_token_id."""
-    _write_tiny(model, model.state_dict(), folder, tokenizer, **config)
+def save_tiny(
+    model: TinyTransformer, folder: Path, tokenizer: Path | None = None, weights: dict[str, Tensor] | None = None, **config: int
+) -> None:
+    """Write our architecture as a model folder; `config` takes eos_token_id, bos_token_id, pad_token_id.
 
-
-def _write_tiny(model: TinyTransformer, weights: dict[str, Tensor], folder: Path, tokenizer: Path | None, **config: int) -> None:
+    `weights` replace the model's own, by the same names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     head = "scalar" if model.head is not None else "lm"
-    described = {"model_type": TINY, "head": head, "architecture": model.architecture.model_dump(), **config}
-    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-    save_weights(weights, folder / "model.safetensors")
+    fields = {"model_type": TINY, "head": head, "architecture": model.architecture.model_dump(), **config}
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    save_weights(model.state_dict() if weights is None else weights, folder / "model.safetensors")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
@@ -153,21 +127,19 @@ def save_weights(weights: dict[str, Tensor], path: Path) -> None:
 def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
     """Write a network as a model folder of its own format, with the tokenizer files of `source`.
 
-    A Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are merged into the weights, and also
-    saved in a
-    separate file, from which `restore_weights` restores exactly.
+    A Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are merged into the weights, and also saved in
+    a separate file, from which `restore_weights` restores exactly.
     """
     assert isinstance(network, nn.Module)
     weights = merged_weights(network)
     if isinstance(network, TinyTransformer):
         tokenizer = source / "tokenizer.json" if source is not None else None
-        _write_tiny(network, weights, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
+        save_tiny(network, folder, tokenizer, weights, eos_token_id=eos, pad_token_id=pad)
     else:
-        from oppo_core.models.huggingface import HuggingNetwork, export_hugging
+        from oppo_core.models.huggingface_io import export_huggingface
 
-        assert isinstance(network, HuggingNetwork)
-        export_hugging(network, folder, source, weights)
-    if is_adapted(network):
+        export_huggingface(network, folder, source, weights)
+    if has_lora(network):
         save_weights(trained_weights(network), folder / ADAPTERS)
 
 
@@ -177,13 +149,12 @@ def restore_weights(network: Network, folder: Path) -> None:
     Raises:
         ModelFolderError: adapters were trained with other frozen weights than the network's.
     """
-    if is_adapted(network):
+    if has_lora(network):
         load_trained_weights(network, load_file(folder / ADAPTERS))
         return
     if isinstance(network, TinyTransformer):
         network.load_state_dict(load_file(folder / "model.safetensors"))
         return
-    from oppo_core.models.huggingface import HuggingNetwork, restore_hugging
+    from oppo_core.models.huggingface_io import restore_huggingface
 
-    assert isinstance(network, HuggingNetwork)
-    restore_hugging(network, folder)
+    restore_huggingface(network, folder)

@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
-def over_same_weights(network: Kind) -> Kind:
+def copy_sharing_weights(network: Kind) -> Kind:
     """A second tree of modules over the same parameters and buffers, without copies."""
     return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())})
 

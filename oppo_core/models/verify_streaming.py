@@ -1,87 +1,53 @@
-"""The proof, at loading, that a model can be streamed: reading in parts gives what one pass gives, our head what its own gives.
+"""Verification after loading: chunked prefill must give the result of one pass, and our use of the head the model's own result.
 
-The refusals in `supported` name what is known not to work. This finds the rest: a model of a kind that nobody has tried is
-used when it passes, and refused with the difference when it does not. It costs a few passes over a dozen tokens.
+`supported` refuses known cases by configuration; this check refuses all others, with the difference. It costs a few passes over a
+dozen tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache
+from torch import Tensor
 
 from oppo_contract.model_folder import ModelFolderError
-from oppo_core.models.cache import CacheShape, LayerShape, SlotCache
+from oppo_core.models.cache import SlotCache
+from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.packed import Packed
-from oppo_core.models.passthrough_cache import WholeLayer
 
-if TYPE_CHECKING:
-    from oppo_core.models.huggingface import HuggingNetwork
-
-PROOF_TOKENS = 12
-# For the proof a sliding window is made so narrow that a few tokens reach beyond it.
-PROOF_WINDOW = 5
+TOKENS = 12
+# Sliding windows are narrowed to this for the check, so that few tokens exceed them.
+WINDOW_SIZE = 5
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-ROUGH_TOLERANCE = 0.05
-
-
-class ShapeLayer(WholeLayer):
-    """Notes the shapes of the keys and values that a layer would store."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shape: LayerShape | None = None
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Note the shapes, give everything back."""
-        self.shape = LayerShape(key_states.shape[1], key_states.shape[-1], value_states.shape[-1])
-        return key_states, value_states
+LOW_PRECISION_TOLERANCE = 0.05
 
 
 @torch.no_grad()
-def cache_shape(backbone: nn.Module, layers: int, name: str) -> CacheShape:
-    """What the model called `name` stores a token, found by reading one.
-
-    Raises:
-        ModelFolderError: a layer stores no keys and values, or the model does not take such a cache.
-    """
-    probes = [ShapeLayer() for _ in range(layers)]
-    one = torch.zeros(1, 1, dtype=torch.long, device=next(backbone.parameters()).device)
-    try:
-        backbone(input_ids=one, position_ids=one, past_key_values=Cache(layers=probes), use_cache=True)
-    except Exception as error:  # whatever an unknown model raises, the reason is told
-        raise ModelFolderError(f"{name} takes no cache of keys and values: {error!r}") from error
-    shapes = [probe.shape for probe in probes if probe.shape is not None]
-    if len(shapes) < layers:
-        raise ModelFolderError(f"{layers - len(shapes)} of the {layers} layers of {name} store no keys and values of their own")
-    return CacheShape(tuple(shapes))
-
-
-@torch.no_grad()
-def verify_streaming(network: HuggingNetwork) -> None:
-    """Raises ModelFolderError when reading `network` in parts, or through our heads, gives something else than one pass."""
-    tokens_1T = _tokens(network)
+def verify_streaming(network: HuggingFaceNetwork) -> None:
+    """Raises ModelFolderError if chunked prefill or our use of the head differs from the model's own forward pass."""
+    tokens_1T = _test_tokens(network)
     positions_1T = torch.arange(tokens_1T.shape[1], device=tokens_1T.device)[None]
     try:
         with _narrow_window(network):
             whole = network.hidden(tokens_1T, positions_1T)
-            pairs = [("states", _in_parts(network, tokens_1T, positions_1T), whole), *_heads(network, tokens_1T, whole)]
-    except Exception as error:  # whatever an unknown model raises, the reason is told
+            pairs = [
+                ("states", _chunked_states(network, tokens_1T, positions_1T), whole),
+                *_head_outputs(network, tokens_1T, whole),
+            ]
+    except Exception as error:  # an unknown model may raise anything
         raise ModelFolderError(f"{network.name} cannot be read in parts: {error!r}") from error
     for what, ours, theirs in pairs:
-        if differ := _apart(what, ours, theirs):
-            raise ModelFolderError(f"{network.name} cannot be streamed exactly: {differ}")
+        if difference := _difference(what, ours, theirs):
+            raise ModelFolderError(f"{network.name} cannot be streamed exactly: {difference}")
 
 
 @torch.no_grad()
-def packed_apart(network: HuggingNetwork) -> str:
-    """Why `network` cannot read sequences packed into one row: what it raises, or how far off it is; empty when it can."""
-    tokens_1T = _tokens(network)
+def packing_error(network: HuggingFaceNetwork) -> str:
+    """Why `network` cannot read packed sequences: its exception, or the difference from separate passes; empty if it can."""
+    tokens_1T = _test_tokens(network)
     length = tokens_1T.shape[1]
     positions_1T = torch.arange(length, device=tokens_1T.device)[None]
     lengths = [length, max(1, length // 3), max(1, length - 1)]
@@ -90,14 +56,14 @@ def packed_apart(network: HuggingNetwork) -> str:
             whole = network.hidden(tokens_1T, positions_1T)
             tokens, positions = (torch.cat([x[:, :n] for n in lengths], dim=1) for x in (tokens_1T, positions_1T))
             ours = network.hidden(tokens, positions, Packed.of(lengths, tokens_1T.device))
-    except Exception as error:  # noqa: BLE001 whatever an unknown model raises, the reason is told
+    except Exception as error:  # noqa: BLE001 an unknown model may raise anything
         return f"it does not take packed sequences: {error!r}"
-    return _apart("states of packed sequences", ours, torch.cat([whole[:, :n] for n in lengths], dim=1))
+    return _difference("states of packed sequences", ours, torch.cat([whole[:, :n] for n in lengths], dim=1))
 
 
-def _apart(what: str, ours: Tensor, theirs: Tensor) -> str:
-    """How far `ours` is off, where that is more than rounding."""
-    allowed = TOLERANCE.get(theirs.dtype, ROUGH_TOLERANCE) * max(1.0, float(theirs.abs().max()))
+def _difference(what: str, ours: Tensor, theirs: Tensor) -> str:
+    """The difference of `ours` if it exceeds rounding, otherwise empty."""
+    allowed = TOLERANCE.get(theirs.dtype, LOW_PRECISION_TOLERANCE) * max(1.0, float(theirs.abs().max()))
     difference = float((ours - theirs).abs().max())
     if difference <= allowed:
         return ""
@@ -105,36 +71,36 @@ def _apart(what: str, ours: Tensor, theirs: Tensor) -> str:
 
 
 @contextmanager
-def _narrow_window(network: HuggingNetwork) -> Iterator[None]:
-    """Within it layers that slide see `PROOF_WINDOW` positions, in transformers' masks and in ours."""
+def _narrow_window(network: HuggingFaceNetwork) -> Iterator[None]:
+    """Narrows sliding windows to `WINDOW_SIZE` positions, in transformers' masks and in ours."""
     config, window_sizes = network.model.config, network.window_sizes
     window: Any = config.sliding_window if any(window_sizes.values()) else None
-    if window is None or window <= PROOF_WINDOW:
+    if window is None or window <= WINDOW_SIZE:
         yield
         return
-    config.sliding_window = PROOF_WINDOW  # transformers reads it at every pass
-    network.window_sizes = {kind: reach and PROOF_WINDOW for kind, reach in window_sizes.items()}
+    config.sliding_window = WINDOW_SIZE  # transformers reads it in every pass
+    network.window_sizes = {kind: size and WINDOW_SIZE for kind, size in window_sizes.items()}
     try:
         yield
     finally:
         config.sliding_window, network.window_sizes = window, window_sizes
 
 
-def _tokens(network: HuggingNetwork) -> Tensor:
-    """Different tokens [1, T], none of them padding."""
+def _test_tokens(network: HuggingFaceNetwork) -> Tensor:
+    """Distinct tokens [1, T] without the pad token."""
     config = network.config
-    length = min(network.context, PROOF_TOKENS)
+    length = min(network.context, TOKENS)
     vocab, pad = int(config.vocab_size), getattr(config, "pad_token_id", None)
     ids = [number * 7 % vocab for number in range(vocab) if number * 7 % vocab != pad]
     ids = (ids * (length // len(ids) + 1))[:length]
     return torch.tensor([ids], device=next(network.parameters()).device)
 
 
-def _in_parts(network: HuggingNetwork, tokens_1T: Tensor, positions_1T: Tensor) -> Tensor:
-    """States [1, T, H] of a begin, a longer part and a last token, through the second slot of a cache.
+def _chunked_states(network: HuggingFaceNetwork, tokens_1T: Tensor, positions_1T: Tensor) -> Tensor:
+    """States [1, T, H] of a first part, a longer part and a last token, through the second slot of a cache.
 
-    The windows are wider than the row is long, as they are beside longer rows: a model that takes the last column for the
-    newest token is found out.
+    The windows are wider than the row, as in passes with longer rows: this detects models that take the last column for the
+    newest token.
     """
     length = tokens_1T.shape[1]
     columns = length + 3
@@ -149,8 +115,8 @@ def _in_parts(network: HuggingNetwork, tokens_1T: Tensor, positions_1T: Tensor) 
     return torch.cat(states, dim=1)
 
 
-def _heads(network: HuggingNetwork, tokens_1T: Tensor, whole: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-    """What our use of the head gives, and what the model's own forward pass gives."""
+def _head_outputs(network: HuggingFaceNetwork, tokens_1T: Tensor, whole: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """(name, output of our use of the head, output of the model's own forward pass)."""
     if network.own_head is not None:
         return []
     theirs = network.model(input_ids=tokens_1T, use_cache=False).logits

@@ -19,7 +19,7 @@ from torch import Tensor
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
-from oppo_core.models.activation_checkpointing import prepare
+from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import export_model, restore_weights, save_weights
@@ -120,7 +120,7 @@ class ActorTrainer:
         self.temperature = temperature
         self.training = training
         self.seed = seed
-        prepare(network, training)
+        prepare_for_training(network, training)
         self.optimizer = backend(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
-from oppo_core.models.activation_checkpointing import prepare
+from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import load_trained_weights, trained_weights
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
@@ -90,7 +90,7 @@ class CriticTrainer:
         self.network = network
         self.ppo = ppo
         self.seed = seed
-        prepare(network, training)
+        prepare_for_training(network, training)
         self.packs = training.packs
         self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")

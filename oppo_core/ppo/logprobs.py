@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.models.activation_checkpointing import in_slices
+from oppo_core.models.activation_checkpointing import checkpoint_slices
 from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
@@ -39,7 +39,7 @@ def token_logprobs(
     """Log-probs [M] of `targets_M` over their support, and entropies [M], with a gradient if `trains_entropy`."""
     compute = partial(_logprobs, network, temperature, trains_entropy)
     if sliced:
-        logp, entropy = in_slices(compute, states_MH, (targets_M, support))
+        logp, entropy = checkpoint_slices(compute, states_MH, (targets_M, support))
         return logp, entropy
     return compute(states_MH, targets_M, support)
 
@@ -47,7 +47,7 @@ def token_logprobs(
 def next_token_loss(network: Network, states_MH: Tensor, targets_M: Tensor, sliced: bool) -> Tensor:
     """Summed cross-entropy of the tokens `targets_M`, without temperature."""
     compute = partial(_cross_entropy, network)
-    return (in_slices(compute, states_MH, (targets_M,)) if sliced else compute(states_MH, targets_M))[0].sum()
+    return (checkpoint_slices(compute, states_MH, (targets_M,)) if sliced else compute(states_MH, targets_M))[0].sum()
 
 
 def _logprobs(

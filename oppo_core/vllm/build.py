@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from oppo_contract.spec import RunSpec
-from oppo_core.models.adapters import plain_weights
+from oppo_core.models.adapters import iter_merged_weights
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
@@ -57,7 +57,7 @@ def build_decoder(
     share, sleeps = rollout.vllm_memory_share, rollout.vllm_sleep
     arguments = engine_arguments(str(folder), spec.resources.dtype, settings, slots, share, sleeps, own or [device])
     if rollout.vllm_process == "engine":
-        return InProcessDecoder(start_engine(arguments), settings, lambda: plain_weights(weights), stops, sleeps=sleeps)
+        return InProcessDecoder(start_engine(arguments), settings, lambda: iter_merged_weights(weights), stops, sleeps=sleeps)
     return _build_in_process(spec, weights, settings, stops, process_arguments(arguments), len(own))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from oppo_core.models.adapters import plain_layout, plain_weights
+from oppo_core.models.adapters import iter_merged_weights, merged_layout
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import AsyncEngine, WeightTrainer
@@ -53,10 +53,10 @@ class WeightSource:
 
     def metadata(self) -> list[WeightMeta]:
         """Names, dtypes and shapes in iteration order, without computing weights."""
-        return [WeightMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in plain_layout(self._network).items()]
+        return [WeightMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in merged_layout(self._network).items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for (name, weight), meta in zip(plain_weights(self._network), self.metadata(), strict=True):
+        for (name, weight), meta in zip(iter_merged_weights(self._network), self.metadata(), strict=True):
             yield name, weight.to(meta.dtype)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.adapters import adapt, merged_weights
+from oppo_core.models.adapters import inject_lora, merged_weights
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
@@ -319,7 +319,7 @@ def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pyt
 def test_adapters_are_merged_one_weight_after_the_other() -> None:
     network = small_network()
     plain = set(network.state_dict())
-    adapt(network, Lora(rank=2), 0)
+    inject_lora(network, Lora(rank=2), 0)
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if "lora_B" in name:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.model_io import save_model
+from oppo_core.models.model_io import save_tiny
 from oppo_core.models.tiny_transformer import Head, init_tiny
 
 Tree = dict[str, Any]
@@ -138,7 +138,7 @@ def write_world(folder: Path) -> None:
             for weight in model.parameters():
                 if weight.dim() == 2:
                     weight.normal_(0.0, 0.3, generator=generator)
-        save_model(model, folder / name, None, eos_token_id=2, pad_token_id=0)
+        save_tiny(model, folder / name, None, eos_token_id=2, pad_token_id=0)
         tokenizer.save(str(folder / name / "tokenizer.json"))
     write_qwen2(folder / "qwen2")
     tokenizer.save(str(folder / "qwen2" / "tokenizer.json"))

@@ -16,7 +16,7 @@ from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, Ppo, TinyArchitecture, Training
 from oppo_core.models import activation_checkpointing
 from oppo_core.models.attention import FUSED
-from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.model_io import load_model
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
@@ -173,7 +173,7 @@ def test_each_setting_keeps_less_and_the_memory_plan_knows_how_much(world: Any, 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.set_attn_implementation(FUSED)
-    network = HuggingNetwork(model, None)
+    network = HuggingFaceNetwork(model, None)
     monkeypatch.setattr(activation_checkpointing, "HEAD_SLICE", 75)
     monkeypatch.setattr(memory_estimate, "HEAD_SLICE", 75)
     shape = Shape(0, 8, 56, 3200, 96, 0)

@@ -38,7 +38,7 @@ from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
 from oppo_core.models.load_roles import DTYPES
-from oppo_core.models.model_io import load_model, save_model
+from oppo_core.models.model_io import load_model, save_tiny
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
 from oppo_core.reporting.event_log import Journal
@@ -295,7 +295,7 @@ def write_tokenizer(folder: Path, words: list[str]) -> None:
 
 def write_model(folder: Path, model: TinyTransformer, words: list[str]) -> None:
     """A model folder with that vocabulary."""
-    save_model(model, folder, None, eos_token_id=2, pad_token_id=0)
+    save_tiny(model, folder, None, eos_token_id=2, pad_token_id=0)
     write_tokenizer(folder, words)
 
 

@@ -14,7 +14,7 @@ from oppo_bench.document import Result
 from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_bench.engine.workload import PROMPT_TOKENS, VOCAB, Lengths
 from oppo_contract.spec import Ppo, Training
-from oppo_core.models.activation_checkpointing import prepare
+from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.experience import Experience, build_experience
@@ -51,7 +51,7 @@ class Update:
     def set(self, lever: Training) -> None:
         """Use the option `lever` from now on."""
         self.trainer.training = lever
-        prepare(self.trainer.network, lever)
+        prepare_for_training(self.trainer.network, lever)
 
     def seconds(self) -> float:
         """Seconds of one PPO update of the actor: proximal log-probs, loss, gradients and optimizer step.

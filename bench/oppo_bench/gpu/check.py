@@ -13,7 +13,7 @@ from torch import Tensor
 from oppo_bench.engine.memory_options import BASE, LEVERS, Update
 from oppo_bench.engine.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Lengths, Load
 from oppo_bench.gpu.random_models import ModelSet
-from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.upcast import precise
@@ -61,15 +61,15 @@ def findings(models: ModelSet, load: Load, kind: type[Decoder]) -> list[Finding]
     return found
 
 
-def exactly(network: HuggingNetwork) -> HuggingNetwork:
+def exactly(network: HuggingFaceNetwork) -> HuggingFaceNetwork:
     """The same checks in float32, where two ways to compute one number differ little."""
     if next(network.parameters()).dtype == torch.float32:
         return network
     head = None if network.own_head is None else copy.deepcopy(network.own_head).float()
-    return HuggingNetwork(copy.deepcopy(network.model).float(), head)
+    return HuggingFaceNetwork(copy.deepcopy(network.model).float(), head)
 
 
-def greedy(network: HuggingNetwork, kind: type[Decoder], tokens: int, dtype: str, limit: float | None) -> Finding:
+def greedy(network: HuggingFaceNetwork, kind: type[Decoder], tokens: int, dtype: str, limit: float | None) -> Finding:
     """Share of differing greedy tokens between whole passes without a cache, plain decoding, and OPPO's path.
 
     OPPO's path decodes in chunks together with other answers, and is interrupted, deferred and resumed.
@@ -88,7 +88,7 @@ def _prompt(number: int) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def _by_whole_passes(network: HuggingNetwork, tokens: int) -> list[list[int]]:
+def _by_whole_passes(network: HuggingFaceNetwork, tokens: int) -> list[list[int]]:
     """The likeliest next token of each prompt, repeatedly, with a full forward pass each time."""
     device = next(network.parameters()).device
     read = torch.tensor(np.stack([_prompt(row) for row in range(PROMPTS)]), device=device)
@@ -114,7 +114,7 @@ def _decoded(decoder: Decoder, tokens: int, company: int) -> list[list[int]]:
     return [s.response for s in ours]
 
 
-def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Finding:
+def streamed(network: HuggingFaceNetwork, role: str, load: Load, dtype: str) -> Finding:
     """Largest difference between outputs of chunked prefill and of one pass."""
     lengths = [int(n) for n in np.clip([load.lengths.of(number) for number in range(PROMPTS)], CHUNK + 1, 200)]
     answers = {
@@ -128,7 +128,7 @@ def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Find
     return Finding(f"streamed_{role}_{dtype}", float(apart.mean()), MEAN, words.format("mean"))
 
 
-def gradients(network: HuggingNetwork, load: Load) -> Finding:
+def gradients(network: HuggingFaceNetwork, load: Load) -> Finding:
     """Relative difference between gradients of packed, recomputed passes and of padded passes that save everything."""
     update = Update(network, PROMPTS, Lengths(load.lengths.seed, longest=200), load.size.micro_batch_tokens)
     plain = update.gradients(LEVERS[BASE])
@@ -140,7 +140,7 @@ def gradients(network: HuggingNetwork, load: Load) -> Finding:
     return Finding("update_gradients_float32", (apart / length) ** 0.5, WORST, words)
 
 
-def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:
+def _states(network: HuggingFaceNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:
     """Hidden states [T, H] of every answer, prefilled in chunks of `chunk` tokens."""
     stream = IncrementalPrefill(network, len(answers), CONTEXT, PassBudget(4096))
     states: dict[int, list[Tensor]] = {n: [] for n in answers}
@@ -154,12 +154,12 @@ def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chun
 
 
 @torch.no_grad()
-def _apart(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], one: Tensor, other: Tensor) -> Tensor:
+def _apart(network: HuggingFaceNetwork, role: str, tokens: NDArray[np.int64], one: Tensor, other: Tensor) -> Tensor:
     said, again = (_outputs(network, role, tokens, states) for states in (one, other))
     return (said - again).abs().flatten().cpu()
 
 
-def _outputs(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], states: Tensor) -> Tensor:
+def _outputs(network: HuggingFaceNetwork, role: str, tokens: NDArray[np.int64], states: Tensor) -> Tensor:
     """Scores, log-probs of the tokens, or values."""
     if role == "reference":
         next_T1 = torch.from_numpy(tokens[1:]).to(states.device)[:, None]

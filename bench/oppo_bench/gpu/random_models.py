@@ -20,10 +20,10 @@ from oppo_bench.engine.models import EOS, PAD, write_tokenizer
 from oppo_bench.engine.workload import CONTEXT, Load, Size
 from oppo_bench.gpu.cases import ADAPTED, UNTIED
 from oppo_core.models import model_io as folders
-from oppo_core.models.adapters import adapt
+from oppo_core.models.adapters import inject_lora
 from oppo_core.models.attention import FUSED
 from oppo_core.models.fused_activations import fuse_activations
-from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.huggingface import HuggingFaceNetwork
 
 ROLES = ("actor", "reward", "reference", "critic")
 NAME = "load_model"
@@ -43,9 +43,9 @@ class ModelSet:
             write_tokenizer(folder / role)
             self.config.save_pretrained(folder / role)
         base = random_model(self.config, getattr(torch, load.size.dtype), device, load.lengths.seed)
-        self.networks: dict[str, HuggingNetwork] = {
-            "reference": HuggingNetwork(base, None), "reward": _scalar(base.model, 1),
-            "actor": HuggingNetwork(self._copy(base), None), "critic": _scalar(self._copy(base.model), 2),
+        self.networks: dict[str, HuggingFaceNetwork] = {
+            "reference": HuggingFaceNetwork(base, None), "reward": _scalar(base.model, 1),
+            "actor": HuggingFaceNetwork(self._copy(base), None), "critic": _scalar(self._copy(base.model), 2),
         }  # fmt: skip
         self._adapted: set[str] = set()
 
@@ -68,7 +68,7 @@ class ModelSet:
         """Replaces the engine's own function: returns the role's existing network."""
         role = Path(spec.path).name
         if lora is not None and role not in self._adapted:
-            adapt(self.networks[role], lora, seed)
+            inject_lora(self.networks[role], lora, seed)
             self.networks[role].to(self.device)
             self._adapted.add(role)
         return self.networks[role]
@@ -109,7 +109,7 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: in
     return model.eval()
 
 
-def _scalar(backbone: Any, seed: int) -> HuggingNetwork:
+def _scalar(backbone: Any, seed: int) -> HuggingFaceNetwork:
     """A backbone with a scalar head."""
     weight = next(backbone.parameters())
     head = nn.Linear(backbone.config.hidden_size, 1).to(weight)
@@ -117,4 +117,4 @@ def _scalar(backbone: Any, seed: int) -> HuggingNetwork:
     with torch.no_grad():
         head.weight.copy_(drawn)
         head.bias.zero_()
-    return HuggingNetwork(backbone, head)
+    return HuggingFaceNetwork(backbone, head)

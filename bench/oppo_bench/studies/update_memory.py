@@ -39,10 +39,10 @@ def random_network(size: Size) -> Network:
     from transformers import AutoConfig
 
     from oppo_bench.gpu.random_models import described, random_model
-    from oppo_core.models.huggingface import HuggingNetwork
+    from oppo_core.models.huggingface import HuggingFaceNetwork
 
     config = AutoConfig.for_model(size.model_type, **described(size, False))
-    return HuggingNetwork(random_model(config, getattr(torch, size.dtype), torch.device("cpu"), 0), None)
+    return HuggingFaceNetwork(random_model(config, getattr(torch, size.dtype), torch.device("cpu"), 0), None)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec, Ppo
-from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.model_io import export_model, load_model, restore_weights
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.composite import Part, Rewards
@@ -55,9 +55,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return folder
 
 
-def load(folder: Path, part: str, head: Any, dtype: torch.dtype) -> HuggingNetwork:
+def load(folder: Path, part: str, head: Any, dtype: torch.dtype) -> HuggingFaceNetwork:
     network = load_model(ModelSpec(path=part), head, [folder], dtype, 0)
-    assert isinstance(network, HuggingNetwork)
+    assert isinstance(network, HuggingFaceNetwork)
     return network
 
 
@@ -174,7 +174,7 @@ def test_weights_train_and_come_back(folders: Folders, tmp_path: Path, name: str
 
 
 @torch.no_grad()
-def step_along_the_gradient(network: HuggingNetwork) -> None:
+def step_along_the_gradient(network: HuggingFaceNetwork) -> None:
     """Every weight that has a gradient moves, and there are many that have one."""
     moved = [weight for weight in network.parameters() if weight.grad is not None and weight.grad.any()]
     assert moved

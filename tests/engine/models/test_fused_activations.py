@@ -9,7 +9,8 @@ import torch
 from transformers.activations import NewGELUActivation
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.huggingface import HuggingNetwork, export_hugging
+from oppo_core.models.huggingface import HuggingFaceNetwork
+from oppo_core.models.huggingface_io import export_huggingface
 from oppo_core.models.model_io import load_model
 from tests.engine.models.architectures import plain_actor, write_folders
 
@@ -18,7 +19,7 @@ def test_a_formula_becomes_one_kernel(tmp_path: Path) -> None:
     """GPT-2's states and gradients are transformers' own, and so is the folder that is written."""
     write_folders("gpt2", tmp_path)
     network = load_model(ModelSpec(path="actor"), "lm", [tmp_path], torch.float64, 0)
-    assert isinstance(network, HuggingNetwork)
+    assert isinstance(network, HuggingFaceNetwork)
     plain = plain_actor(tmp_path, torch.float64).model
     assert any(isinstance(module, NewGELUActivation) for module in plain.modules())
     assert not any(isinstance(module, NewGELUActivation) for module in network.modules())
@@ -29,5 +30,5 @@ def test_a_formula_becomes_one_kernel(tmp_path: Path) -> None:
         logits.logsumexp(-1).sum().backward()
     for name, weight in plain.named_parameters():
         torch.testing.assert_close(network.model.get_parameter(name).grad, weight.grad, rtol=1e-9, atol=1e-10)
-    export_hugging(network, tmp_path / "out", None, network.model.state_dict())
+    export_huggingface(network, tmp_path / "out", None, network.model.state_dict())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["activation_function"] == "gelu_new"

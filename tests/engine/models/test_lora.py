@@ -18,7 +18,7 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.engine.layout import LayoutError
 from oppo_core.engine.preflight import preflight
 from oppo_core.models import shared_weights
-from oppo_core.models.adapters import adapt, is_adapted, linear_layers, load_trained_weights, merged_weights, trained_weights
+from oppo_core.models.adapters import has_lora, inject_lora, linear_layers, load_trained_weights, merged_weights, trained_weights
 from oppo_core.models.model_io import export_model, load_model, load_with_base, restore_weights
 from oppo_core.models.shared_weights import move_to_shared_memory, use_shared_weights
 from tests.engine.models.architectures import VOCAB, write_folders
@@ -71,7 +71,7 @@ def test_adapters_begin_as_nothing_and_train_alone(place: tuple[Path, str]) -> N
 def test_the_start_depends_on_the_seed_alone(place: tuple[Path, str]) -> None:
     network = load(place, None)
     state = torch.random.get_rng_state()
-    adapt(network, LORA, 7)
+    inject_lora(network, LORA, 7)
     first = trained_weights(network)
     assert torch.equal(torch.random.get_rng_state(), state), "somebody else's random numbers were used up"
     second, third = trained_weights(load(place, LORA)), trained_weights(load(place, LORA, seed=8))
@@ -110,7 +110,7 @@ def test_adapters_beside_other_weights_are_refused(place: tuple[Path, str]) -> N
     adapted, other = load(place, LORA), load(place, None)
     with torch.no_grad():
         next(iter(other.parameters())).mul_(1.001)
-    adapt(other, LORA, 7)
+    inject_lora(other, LORA, 7)
     with pytest.raises(ModelFolderError, match="frozen weights have changed"):
         load_trained_weights(other, trained_weights(adapted))
 
@@ -131,8 +131,8 @@ def test_the_reference_is_the_actor_without_its_adapters(place: tuple[Path, str]
     train(adapted)
     assert (logits_of(adapted) - logits_of(base)).abs().max() > 1e-3
     assert torch.equal(logits_of(base), logits_of(loaded))
-    assert not is_adapted(base)
-    assert is_adapted(adapted)
+    assert not has_lora(base)
+    assert has_lora(adapted)
     frozen = {weight.data_ptr() for weight in adapted.parameters() if not weight.requires_grad}
     assert {weight.data_ptr() for weight in base.parameters()} == frozen
     assert base.state_dict().keys() == loaded.state_dict().keys()

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.huggingface import load_hugging
+from oppo_core.models.huggingface_io import load_huggingface
 from oppo_core.models.model_io import load_model
 from tests.engine.models.architectures import CONTEXT, SIZES, config_of, write_folders
 
@@ -51,13 +51,13 @@ def test_refused_by_its_configuration(name: str, tmp_path: Path) -> None:
     assert folder.name == "model"
 
 
-def test_code_of_its_own_is_never_run(tmp_path: Path) -> None:
+def test_custom_code_is_never_run(tmp_path: Path) -> None:
     proof = tmp_path / "it-ran"
     (tmp_path / "evil.py").write_text(f"open({str(proof)!r}, 'w')\nclass Evil: pass\n")
     described = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(ModelFolderError, match="code of its own"):
-        load_hugging(str(tmp_path), "lm", torch.float32)
+    with pytest.raises(ModelFolderError, match="custom code"):
+        load_huggingface(str(tmp_path), "lm", torch.float32)
     assert not proof.exists()
 
 
@@ -73,16 +73,16 @@ def test_refused_by_the_proof(kind: str, more: dict[str, Any], reason: str, tmp_
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SIZES, **more})).save_pretrained(tmp_path)
     with pytest.raises(ModelFolderError, match=reason):
-        load_hugging(str(tmp_path), "lm", torch.float32)
+        load_huggingface(str(tmp_path), "lm", torch.float32)
 
 
 def test_a_head_that_the_proof_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that does to its logits what we do not know of is found out."""
     write_folders("granite", tmp_path)
-    load_hugging(str(tmp_path / "actor"), "lm", torch.float32)
+    load_huggingface(str(tmp_path / "actor"), "lm", torch.float32)
     monkeypatch.setattr("oppo_core.models.supported.logit_rule", lambda config: None)
     with pytest.raises(ModelFolderError, match="its logits differ"):
-        load_hugging(str(tmp_path / "actor"), "lm", torch.float32)
+        load_huggingface(str(tmp_path / "actor"), "lm", torch.float32)
 
 
 def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ModelFolderError, match=r"lacks the weights model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_hugging(str(tmp_path / "actor"), "lm", torch.float32)
+        load_huggingface(str(tmp_path / "actor"), "lm", torch.float32)
 
 
 def test_a_long_rope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ def test_a_long_rope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
     config = config_of("phi3", rope_parameters=rope, original_max_position_embeddings=CONTEXT // 2, sliding_window=None)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    assert load_hugging(str(tmp_path), "lm", torch.float32).context == CONTEXT // 2
+    assert load_huggingface(str(tmp_path), "lm", torch.float32).context == CONTEXT // 2
