@@ -32,7 +32,7 @@ from oppo_core.rollout.step_state import StepState
 from oppo_core.rollout.tokenizer import TextCodec
 from oppo_core.scoring.deltas import DeltaTracker
 from oppo_core.scoring.scorers import ScorerProtocol
-from oppo_core.trace.gpu_stats import GpuStats, NoGpuStats
+from oppo_core.trace.gpu_stats import GpuStats
 from oppo_core.trace.recorder import Recorder
 
 
@@ -96,7 +96,7 @@ class Engine:
     moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
     ranks: Ranks = SINGLE
-    hardware: GpuStats = field(default_factory=NoGpuStats)
+    hardware: GpuStats = field(default_factory=GpuStats)
     parameters: int = 0  # of the actor, including frozen ones
 
     def new_group(self, sequence_ids: range) -> list[Sequence]:

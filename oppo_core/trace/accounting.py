@@ -1,8 +1,7 @@
 """Busy time, bubbles and causes, a pure function of spans (docs/metrics.md, "Time and devices").
 
 For a device and a window: busy = length of the union of its work spans; every other second is idle and has a cause. Costs n·log n
-in
-the number of spans, once for all devices with the same spans.
+in the number of spans, once for all devices with the same spans.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def gaps(busy: list[Interval], window: Interval) -> list[Interval]:
 def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window: Interval, tail_rows: int) -> list[Idle]:
     """Every idle interval of every device within `window`, with its cause.
 
-    A device's own `Wait` decides; otherwise the other devices' work at that moment; otherwise their waits (a message in
-    flight).
+    A device's own `Wait` decides; otherwise the other devices' work at that moment; otherwise their waits (a message in flight).
     Decoding with at most `tail_rows` rows is `tail`. Adjacent pieces of the same cause are merged.
     """
     work = flattened((s.start, s.end, _cause(s, tail_rows)) for s in spans)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 
-EVERY_S = 0.25
-SHORTEST_S = 0.1  # shortest window of GPM
+SAMPLING_INTERVAL_S = 0.25
+MIN_WINDOW_S = 0.1  # shortest window of GPM
 GB = 1e9
 # Metric's name → GPM's name; all of them are percent.
 COUNTERS = {
@@ -26,39 +27,20 @@ COUNTERS = {
 STATED_FLOPS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
-class GpuStats(Protocol):
-    """Statistics for a step's report. `flops_per_s`: the vendor's peak rate; None if unknown."""
+class GpuStats:
+    """Statistics for a step's report: torch's memory on the engine's GPUs, and their drivers' metrics; nothing without a GPU.
 
-    flops_per_s: float | None
+    `flops_per_s`: the vendor's peak rate; None if unknown.
+    """
 
-    def take(self) -> dict[str, float]:
-        """Metrics `perf/max_memory_…`, `nvml/…` and `gpm/…` since the last call, in GB and shares from 0 to 1."""
-
-    def close(self) -> None:
-        """Stop sampling."""
-
-
-class NoGpuStats:
-    """Without a GPU or its driver."""
-
-    flops_per_s: float | None = None
-
-    def take(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-class Gpus:
-    """The actor's GPU, and the scorers' if it is another: torch's memory, and their drivers' metrics."""
-
-    def __init__(self, devices: list[torch.device], drivers: list[Driver]) -> None:
-        self.flops_per_s = stated_flops(torch.cuda.get_device_name(devices[0]))
+    def __init__(self, devices: Sequence[torch.device] = (), drivers: Sequence[Driver] = ()) -> None:
+        self.flops_per_s = stated_flops(torch.cuda.get_device_name(devices[0])) if devices else None
         self._devices, self._drivers = devices, drivers
 
     def take(self) -> dict[str, float]:
-        """Memory is that of the fuller GPU."""
+        """Metrics `perf/max_memory_…` (of the fuller GPU), `nvml/…` and `gpm/…` since the last call, in GB and shares, 0 to 1."""
+        if not self._devices:
+            return {}
         metrics = {
             "perf/max_memory_allocated_gb": max(map(torch.cuda.max_memory_allocated, self._devices)) / GB,
             "perf/max_memory_reserved_gb": max(map(torch.cuda.max_memory_reserved, self._devices)) / GB,
@@ -68,6 +50,7 @@ class Gpus:
         return metrics
 
     def close(self) -> None:
+        """Stop sampling."""
         for driver in self._drivers:
             driver.close()
 
@@ -80,22 +63,22 @@ def stated_flops(name: str) -> float | None:
 class Driver:
     """One GPU through `nvml` (the module pynvml), sampled by a thread."""
 
-    def __init__(self, nvml: Any, handle: Any, device: str, every_s: float = EVERY_S) -> None:
+    def __init__(self, nvml: Any, handle: Any, device: str, every_s: float = SAMPLING_INTERVAL_S) -> None:
         self._nvml, self._handle, self._device = nvml, handle, device
-        self._seen: list[float] = []
+        self._samples: list[float] = []
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._counters = Counters.of(nvml, handle)
-        self._thread = threading.Thread(target=self._watch, args=(every_s,), name="nvml", daemon=True)
+        self._thread = threading.Thread(target=self._sample, args=(every_s,), name="nvml", daemon=True)
         self._thread.start()
 
     def take(self) -> dict[str, float]:
         """Utilization, memory and counters since the last call."""
         with self._lock:
-            seen, self._seen = self._seen, []
+            samples, self._samples = self._samples, []
         metrics: dict[str, float] = {}
-        if seen:
-            metrics[f"nvml/{self._device}/utilization"] = sum(seen) / len(seen)
+        if samples:
+            metrics[f"nvml/{self._device}/utilization"] = sum(samples) / len(samples)
         used = self._query(lambda: float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used))
         if used is not None:
             metrics[f"nvml/{self._device}/memory_gb"] = used / GB
@@ -109,17 +92,17 @@ class Driver:
         if self._counters is not None:
             self._counters.close()
 
-    def _watch(self, every_s: float) -> None:
+    def _sample(self, every_s: float) -> None:
         while not self._end.wait(every_s):
             share = self._query(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
             if share is not None:
                 with self._lock:
-                    self._seen.append(share)
+                    self._samples.append(share)
 
-    def _query(self, ask: Any) -> float | None:
+    def _query(self, read: Callable[[], float]) -> float | None:
         """A result; None if the card or the driver lacks it."""
         try:
-            return float(ask())
+            return read()
         except self._nvml.NVMLError:
             return None
 
@@ -146,27 +129,27 @@ class Counters:
     def take(self) -> dict[str, float]:
         """Shares since the last call; none if that was too recent for the counters."""
         nvml, at = self._nvml, time.monotonic()
-        if at - self._since < SHORTEST_S:
+        if at - self._since < MIN_WINDOW_S:
             return {}
         try:
             nvml.nvmlGpmSampleGet(self._handle, self._now)
-            asked = self._query()
-            nvml.nvmlGpmMetricsGet(asked)
+            request = self._request()
+            nvml.nvmlGpmMetricsGet(request)
         except nvml.NVMLError:
             return {}
         self._before, self._now, self._since = self._now, self._before, at
-        results = zip(COUNTERS, asked.metrics, strict=False)
+        results = zip(COUNTERS, request.metrics, strict=False)
         return {name: metric.value / 100 for name, metric in results if metric.nvmlReturn == nvml.NVML_SUCCESS}
 
-    def _query(self) -> Any:
+    def _request(self) -> Any:
         nvml = self._nvml
-        asked = nvml.c_nvmlGpmMetricsGet_t()
-        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = len(COUNTERS)
-        asked.sample1, asked.sample2 = self._before, self._now
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(COUNTERS)
+        request.sample1, request.sample2 = self._before, self._now
         for place, counter in enumerate(COUNTERS.values()):
-            asked.metrics[place].metricId = getattr(nvml, counter)
-        return asked
+            request.metrics[place].metricId = getattr(nvml, counter)
+        return request
 
     def close(self) -> None:
         """Free the samples."""
@@ -177,9 +160,9 @@ class Counters:
 def build_gpu_stats(devices: dict[str, torch.device]) -> GpuStats:
     """Statistics of `devices`, all of one kind, by the names of their metrics."""
     if any(device.type != "cuda" for device in devices.values()):
-        return NoGpuStats()
+        return GpuStats()
     drivers = [_open_driver(device, name) for name, device in devices.items()]
-    return Gpus(list(devices.values()), [driver for driver in drivers if driver is not None])
+    return GpuStats(list(devices.values()), [driver for driver in drivers if driver is not None])
 
 
 def _open_driver(device: torch.device, name: str) -> Driver | None:

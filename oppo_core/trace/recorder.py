@@ -1,15 +1,14 @@
 """Records spans: role, phase, devices, start and end. Costs two clock readings and one list entry per span.
 
 `time.monotonic` is one clock for all processes of a machine, so spans of the actor's and the scorers' process are comparable. A
-CPU
-"device" is a core: work on n threads occupies n of them (docs/algorithm.md).
+CPU "device" is a core: work on n threads occupies n of them (docs/algorithm.md).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from oppo_contract.events import IdleCause, Phase, Role
@@ -50,33 +49,37 @@ class Recorder:
         self.spans: list[Span] = []
         self.waits: list[Wait] = []
         self.shrunk: list[Shrunk] = []
-        self._held_up: list[tuple[float, float]] = []
+        self._blocked: list[tuple[float, float]] = []
 
-    def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
+    @contextmanager
+    def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Iterator[None]:
         """Record the block, even if it fails."""
-        return Recording(self, role, phase, chunk, rows)
+        begin = self.clock()
+        try:
+            yield
+        finally:
+            pieces = subtract(begin, self.clock(), self._blocked)
+            self.spans += [Span(self.devices, role, phase, start, end, chunk, rows) for start, end in pieces]
 
-    def wait(self, cause: IdleCause) -> Waiting:
+    @contextmanager
+    def wait(self, cause: IdleCause) -> Iterator[None]:
         """Record the block as waiting, even if it fails."""
-        return Waiting(self, cause)
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.waits.append(Wait(self.devices, cause, start, self.clock()))
 
     def blocked(self, cause: IdleCause, start: float) -> None:
         """The current span was blocked from `start` until now: that time is a wait, not its work."""
         end = self.clock()
         self.waits.append(Wait(self.devices, cause, start, end))
-        self._held_up.append((start, end))
-
-    def worked(self, start: float, end: float) -> list[tuple[float, float]]:
-        """Record work from `start` to `end` without its blocked times."""
-        if not self._held_up:
-            return [(start, end)]
-        within = [pause for pause in self._held_up if pause[0] >= start]
-        return list(zip([start, *(p[1] for p in within)], [*(p[0] for p in within), end], strict=True))
+        self._blocked.append((start, end))
 
     def take(self) -> tuple[list[Span], list[Wait]]:
         """Spans since the last call."""
         taken = self.spans, self.waits
-        self.spans, self.waits, self._held_up = [], [], []
+        self.spans, self.waits, self._blocked = [], [], []
         return taken
 
     def record_shrunk(self, shrunk: Shrunk) -> None:
@@ -89,34 +92,7 @@ class Recorder:
         return taken
 
 
-class Recording:
-    """A running span."""
-
-    __slots__ = ("_chunk", "_phase", "_recorder", "_role", "_rows", "_start")
-
-    def __init__(self, recorder: Recorder, role: Role, phase: Phase, chunk: int, rows: int) -> None:
-        self._recorder, self._role, self._phase, self._chunk, self._rows = recorder, role, phase, chunk, rows
-
-    def __enter__(self) -> None:
-        self._start = self._recorder.clock()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        recorder = self._recorder
-        for start, end in recorder.worked(self._start, recorder.clock()):
-            recorder.spans.append(Span(recorder.devices, self._role, self._phase, start, end, self._chunk, self._rows))
-
-
-class Waiting:
-    """A running wait."""
-
-    __slots__ = ("_cause", "_recorder", "_start")
-
-    def __init__(self, recorder: Recorder, cause: IdleCause) -> None:
-        self._recorder, self._cause = recorder, cause
-
-    def __enter__(self) -> None:
-        self._start = self._recorder.clock()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        recorder = self._recorder
-        recorder.waits.append(Wait(recorder.devices, self._cause, self._start, recorder.clock()))
+def subtract(start: float, end: float, pauses: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Parts of `start` to `end` outside `pauses`, which are in order and do not overlap."""
+    edges = [start, *(min(max(edge, start), end) for pause in pauses for edge in pause), end]
+    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a or not pauses]

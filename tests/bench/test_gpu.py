@@ -25,7 +25,7 @@ from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.models.adapters import merged_weights
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.trace.gpu_stats import NoGpuStats
+from oppo_core.trace.gpu_stats import GpuStats
 from oppo_core.vllm.inprocess import InProcessDecoder
 from scripts import gpu_wheels
 from tests.fakes.vllm_async_engine import streaming
@@ -148,7 +148,7 @@ def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None
     with all_on_one_device():
         for name in ("sequential", "padded", "all"):
             entrant = Variant(name, Race(cell, load), house, prompts, tmp_path / name, 1)
-            entrant.step(NoGpuStats(), torch.device("cpu"))
+            entrant.step(GpuStats(), torch.device("cpu"))
             trained[name] = entrant.contestant.journal.newest["spans"]["trained"]
             kinds = {"sequential": FixedLengthDeviceDecoder, "padded": PaddedDeviceDecoder, "all": FixedLengthDeviceDecoder}
             assert type(entrant.contestant.engine.decoder) is kinds[name]

@@ -1,16 +1,16 @@
-"""Spans of a GPU's time, on a GPU that does nothing but take time."""
+"""Spans with a GPU's times, on a fake stream."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from oppo_core.trace.cuda_clock import CudaRecorder, build_recorder, without
-from oppo_core.trace.recorder import Recorder, Span, Wait
+from oppo_core.trace.cuda_clock import CudaRecorder, build_recorder
+from oppo_core.trace.recorder import Recorder, Span, Wait, subtract
 
 
 class Gpu:
-    """A stream that works off what is queued, one thing after the other, and a host's clock that moves when it is told to."""
+    """A stream that executes queued work in order, and a host clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -40,7 +40,7 @@ class FakeEvent:
         self._gpu.now = max(self._gpu.now, self.reached)
 
     def elapsed_time(self, end_event: FakeEvent) -> float:
-        assert max(self.reached, end_event.reached) <= self._gpu.now, "asked before the device was there"
+        assert max(self.reached, end_event.reached) <= self._gpu.now, "queried before the stream reached it"
         assert end_event.reached >= self.reached
         return (end_event.reached - self.reached) * 1000
 
@@ -58,11 +58,11 @@ def times(spans: list[Span]) -> list[tuple[str, float, float]]:
     return [(span.phase, pytest.approx(span.start), pytest.approx(span.end)) for span in spans]
 
 
-def test_a_span_lasts_as_long_as_the_device_works(gpu: Gpu) -> None:
+def test_a_span_has_the_device_s_times(gpu: Gpu) -> None:
     trace = recorder(gpu)
     with trace.span("actor", "decode", chunk=2, rows=5):
         gpu.queue(3.0)
-        gpu.now += 0.1  # all that the host does
+        gpu.now += 0.1
     with trace.span("actor", "actor-forward"):
         gpu.queue(1.0)
     spans, _ = trace.take()
@@ -71,30 +71,30 @@ def test_a_span_lasts_as_long_as_the_device_works(gpu: Gpu) -> None:
     assert trace.take() == ([], [])
 
 
-def test_waits_and_spans_of_others_stay_as_they_are(gpu: Gpu) -> None:
+def test_waits_and_other_spans_do_not_change(gpu: Gpu) -> None:
     trace = recorder(gpu)
-    theirs = Span(("cuda:0",), "reward", "score", 1.0, 2.0)
-    trace.spans.append(theirs)
+    other = Span(("cuda:0",), "reward", "score", 1.0, 2.0)
+    trace.spans.append(other)
     with trace.wait("score"):
         gpu.now += 2.0
-    assert trace.take() == ([theirs], [Wait(("cuda:0",), "score", 100.0, 102.0)])
+    assert trace.take() == ([other], [Wait(("cuda:0",), "score", 100.0, 102.0)])
 
 
-def test_a_span_may_reach_beyond_the_end_of_a_step(gpu: Gpu) -> None:
+def test_a_span_may_end_after_take(gpu: Gpu) -> None:
     trace = recorder(gpu)
     with trace.span("actor", "update-actor"):
         gpu.queue(1.0)
     with trace.span("actor", "data"):
         gpu.queue(0.5)
-        told, _ = trace.take()
+        first, _ = trace.take()
         gpu.queue(0.5)
     gpu.now += 5.0
-    assert [span.phase for span in told] == ["update-actor"]
+    assert [span.phase for span in first] == ["update-actor"]
     later, _ = trace.take()
     assert times(later) == [("data", 101.0, 102.0)]
 
 
-def test_being_held_up_is_no_work(gpu: Gpu) -> None:
+def test_blocked_time_is_a_wait(gpu: Gpu) -> None:
     trace = recorder(gpu)
     with trace.span("actor", "decode"):
         gpu.queue(1.0)
@@ -106,7 +106,7 @@ def test_being_held_up_is_no_work(gpu: Gpu) -> None:
     assert waits == [Wait(("cuda:0",), "score", 102.0, 104.0)]
 
 
-def test_events_are_used_again(gpu: Gpu) -> None:
+def test_events_are_reused(gpu: Gpu) -> None:
     trace = recorder(gpu)
     for _ in range(5):
         for _ in range(10):
@@ -117,19 +117,18 @@ def test_events_are_used_again(gpu: Gpu) -> None:
     assert gpu.made == 20 + anchors
 
 
-def test_a_span_is_told_even_when_the_work_fails(gpu: Gpu) -> None:
+def test_a_failing_span_is_recorded(gpu: Gpu) -> None:
     trace = recorder(gpu)
     with pytest.raises(ZeroDivisionError), trace.span("actor", "decode"):
         _ = 1 / 0
     assert len(trace.take()[0]) == 1
 
 
-def test_pauses_that_reach_beyond_a_span_are_cut_off_with_it() -> None:
-    assert without(1.0, 5.0, [(0.0, 2.0), (3.0, 4.0), (4.5, 9.0)]) == [(2.0, 3.0), (4.0, 4.5)]
-    assert without(1.0, 5.0, [(6.0, 7.0)]) == [(1.0, 5.0)]
-    assert without(2.0, 2.0, []) == [(2.0, 2.0)]
+def test_subtract_clips_pauses() -> None:
+    assert subtract(1.0, 5.0, [(0.0, 2.0), (3.0, 4.0), (4.5, 9.0)]) == [(2.0, 3.0), (4.0, 4.5)]
+    assert subtract(1.0, 5.0, [(6.0, 7.0)]) == [(1.0, 5.0)]
+    assert subtract(2.0, 2.0, []) == [(2.0, 2.0)]
 
 
-def test_work_on_a_cpu_is_told_by_the_hosts_clock() -> None:
-
+def test_cpu_work_uses_the_host_clock() -> None:
     assert type(build_recorder(("cpu:0",), torch.device("cpu"))) is Recorder
