@@ -16,13 +16,13 @@ from oppo_core.models.protocol import Network
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
-from oppo_core.rewards.protocol import FinishedReward, GrowingReward
+from oppo_core.rewards.protocol import FinishedReward, StreamingReward
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, needs_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 
-APART = 1009
+SEED_STRIDE = 1009
 
 
 @dataclass
@@ -61,14 +61,14 @@ class RewardBuilder:
 
     def _part(self, source: RewardPart, number: int) -> Part:
         if source.model is None:
-            return Part(source.weight, finished=self._judge(source))
+            return Part(source.weight, finished=self._finished_reward(source))
         if source.reads == "tokens":
             check_same_tokens(self.spec.models.actor, source.model, self.roots)
         if source.served_by == "vllm":
             served = self._served(source.model, source.memory_share)
-            return Part(source.weight, finished=served, growing=served)
+            return Part(source.weight, finished=served, streaming=served)
         # Seeds of built-in models: the first part's follows the actor's, the others' are far from every role's.
-        seed = self.spec.seed + 1 + APART * number
+        seed = self.spec.seed + 1 + SEED_STRIDE * number
         network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
         if source.reads == "tokens":
             self.check_context(network)
@@ -77,7 +77,7 @@ class RewardBuilder:
         budget = PassBudget(self.spec.ppo.micro_batch_tokens, name="text-reads")
         return Part(source.weight, finished=TextModelReward(network, encoder, budget))
 
-    def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
+    def _served(self, model: ModelSpec, memory_share: float) -> StreamingReward:
         """A model served by vLLM. Raises RewardError without a GPU."""
         from oppo_core.rewards.vllm_model import build_vllm_reward
         from oppo_core.vllm.engine_args import reward_arguments
@@ -91,37 +91,37 @@ class RewardBuilder:
         arguments = reward_arguments(str(folder), resources.dtype, longest, self.slots, memory_share, place)
         return build_vllm_reward(folder, arguments, resources.longest_silence_s)
 
-    def _judge(self, source: RewardPart) -> FinishedReward:
+    def _finished_reward(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:
             rule = find_rule(source.rule)
-            lines = self.lines() if needs_line(source.rule, rule) else None
+            records = self.records() if needs_line(source.rule, rule) else None
             # Less than the silence limit, so that the error names the rule before its process is assumed to hang.
-            return RuleReward(source.rule, rule, lines, 0.9 * self.spec.resources.longest_silence_s)
+            return RuleReward(source.rule, rule, records, 0.9 * self.spec.resources.longest_silence_s)
         from oppo_core.rewards.service import ServiceReward  # only this part needs an HTTP library
 
         assert source.http is not None  # the spec's validator guarantees it
-        return ServiceReward(source.http, self.spec.seed, self.lines() if source.http.send_line else None)
+        return ServiceReward(source.http, self.spec.seed, self.records() if source.http.send_line else None)
 
     def _encoder(self, model: ModelSpec, reads: str) -> Encode:
         if model.tiny is not None:
             if reads == "chat":
                 raise RewardError("a built-in reward model has no chat template; let it read: text, or tokens")
             encode = load_codec(model, self.roots).encode
-            return lambda answer: encode(answer.whole)
+            return lambda answer: encode(answer.text)
         assert model.path is not None
         try:
             source: Path | str = find(model.path, self.roots)
         except ModelFolderError:
             source = model.path  # a hub id: the network was loaded by it
-        return text_encoder(source) if reads == "text" else chat_encoder(source, self.lines((MESSAGES,)))
+        return text_encoder(source) if reads == "text" else chat_encoder(source, self.records((MESSAGES,)))
 
-    def lines(self, keys: tuple[str, ...] | None = None) -> PromptRecords:
+    def records(self, keys: tuple[str, ...] | None = None) -> PromptRecords:
         """Records of the run's prompts, held-out ones included."""
-        lines, longest = PromptRecords(keys), self.spec.rollout.max_prompt_tokens
+        records, longest = PromptRecords(keys), self.spec.rollout.max_prompt_tokens
         for data in (self.spec.data, self.spec.evaluation):
             if data is not None:
-                lines.read(find(data.prompts, self.roots), data.prompt_field, self.codec, longest)
-        return lines
+                records.read(find(data.prompts, self.roots), data.prompt_field, self.codec, longest)
+        return records
 
 
 def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:

@@ -13,24 +13,24 @@ from torch import Tensor
 from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.rewards.protocol import Answer, FinishedReward, GrowingReward
+from oppo_core.rewards.protocol import Answer, FinishedReward, StreamingReward
 from oppo_core.rollout.tokenizer import TextCodec
 
 # Seconds between heartbeats while waiting for a service.
-SIGN_OF_LIFE_S = 0.5
+HEARTBEAT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One weighted source: a streamed network, or a reward of finished answers.
 
-    `growing`: the same object as `finished`, if it also reads unfinished answers.
+    `streaming`: the same object as `finished`, if it also reads unfinished answers.
     """
 
     weight: float
     network: Network | None = None
     finished: FinishedReward | None = None
-    growing: GrowingReward | None = None
+    streaming: StreamingReward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class RewardReader:
                 self.streams[number] = IncrementalPrefill(part.network, slots, columns, budget)
             if part.finished is not None:
                 self.finished[number] = part.finished
-        self.growing = [part.growing for part in rewards.parts if part.growing is not None]
-        result = (getattr(part, "budget", None) for part in self.finished.values())
-        self.budgets: list[PassBudget] = [own for own in result if own is not None]  # of parts that read in separate passes
+        self.streaming = [part.streaming for part in rewards.parts if part.streaming is not None]
+        budgets = (getattr(part, "budget", None) for part in self.finished.values())
+        self.budgets: list[PassBudget] = [own for own in budgets if own is not None]  # of parts that read in separate passes
         # Tensors until they are needed: reading one on a GPU synchronizes.
         self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()
@@ -77,47 +77,27 @@ class RewardReader:
     ) -> None:
         """Read the new tokens of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
 
-        `stopped`: those of `finished` that a stop condition ended.
-
-        `alive`: heartbeat callback of parts with long computations.
+        `stopped`: those of `finished` that a stop condition ended. `alive`: heartbeat callback for long computations.
 
         Raises:
             RewardError: a part failed.
         """
-        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths, stopped, alive)
-        for part in self.growing:
-            part.read_on({i: row for i, row in sorted(tokens.items()) if i not in finished})
+        new = sorted(finished - self._started)
+        self._started |= finished
+        if new and self.finished:
+            assert self._codec is not None
+            rows = {i: tokens[i].tolist() for i in new}
+            split = {i: (row[: prompt_lengths[i]], row[prompt_lengths[i] :]) for i, row in rows.items()}
+            answers = [Answer(i, prompt, response, self._codec, i in stopped) for i, (prompt, response) in split.items()]
+            # Services first: they work while local parts compute.
+            for part in sorted(self.finished.values(), key=lambda part: not part.is_remote):
+                part.start(answers, alive)
+        for streaming in self.streaming:
+            streaming.read_partial({i: row for i, row in sorted(tokens.items()) if i not in finished})
         for number, stream in self.streams.items():
             for i, reading in stream.read(tokens, finished).items():
                 if i in finished:
                     self._streamed[number, i] = stream.network.scalar(reading.hidden[-1])
-
-    def _start(
-        self,
-        ids: list[int],
-        tokens: dict[int, NDArray[np.int64]],
-        prompt_lengths: dict[int, int],
-        stopped: set[int],
-        alive: Callable[[], None],
-    ) -> None:
-        if not ids:
-            return
-        self._started |= set(ids)
-        if not self.finished:
-            return
-        answers = self._answers(ids, tokens, prompt_lengths, stopped)
-        # Services first: they work while local parts compute.
-        for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
-            part.start(answers, alive)
-
-    def _answers(
-        self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], stopped: set[int]
-    ) -> list[Answer]:
-        assert self._codec is not None
-        rows = {i: tokens[i].tolist() for i in ids}
-        return [
-            Answer(i, row[: prompt_lengths[i]], row[prompt_lengths[i] :], self._codec, i in stopped) for i, row in rows.items()
-        ]
 
     def is_scored(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""
@@ -129,7 +109,7 @@ class RewardReader:
         Bounded by the services' circuit breakers. Raises RewardError when a part has failed.
         """
         for part in self.finished.values():
-            while not part.wait(ids, SIGN_OF_LIFE_S):
+            while not part.wait(ids, HEARTBEAT_S):
                 alive()
 
     def scores(self, sequence_ids: list[int]) -> dict[int, tuple[float, ...]]:
@@ -138,9 +118,9 @@ class RewardReader:
         return {i: tuple(column[row] for column in columns) for row, i in enumerate(sequence_ids)}
 
     def cached(self, sequence_ids: list[int]) -> dict[int, tuple[int, int]]:
-        """Sums over all parts of `GrowingReward.cached`, for sequences after `wait`."""
-        by_part = {i: [part.cached(i) for part in self.growing] for i in sequence_ids}
-        return {i: (sum(known for known, _ in pairs), sum(result for _, result in pairs)) for i, pairs in by_part.items()}
+        """Sums over all parts of `StreamingReward.cached`, for sequences after `wait`."""
+        by_part = {i: [part.cached(i) for part in self.streaming] for i in sequence_ids}
+        return {i: (sum(known for known, _ in pairs), sum(hits for _, hits in pairs)) for i, pairs in by_part.items()}
 
     def _column(self, number: int, sequence_ids: list[int]) -> list[float]:
         if number in self.finished:

@@ -18,7 +18,7 @@ from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.tokenizer import TextCodec
 
 MESSAGES = "messages"
-Line = Mapping[str, Any]
+Record = Mapping[str, Any]
 
 
 class PromptRecords:
@@ -26,7 +26,7 @@ class PromptRecords:
 
     def __init__(self, keys: tuple[str, ...] | None = None) -> None:
         self._keys = keys
-        self._lines: dict[bytes, Line] = {}
+        self._records: dict[bytes, Record] = {}
         self._where: dict[bytes, str] = {}
 
     def read(self, path: Path, prompt_field: str, codec: TextCodec, longest: int) -> None:
@@ -34,27 +34,27 @@ class PromptRecords:
 
         Raises:
             PromptError: as `read_prompts`.
-            RewardError: two lines have the same prompt and differ otherwise, so that answers would be
-            ambiguous.
+            RewardError: two lines have the same prompt and differ otherwise, so that the record would be ambiguous.
         """
         prompts = read_prompts(path, prompt_field, codec, longest)
         with path.open(encoding="utf-8") as file:
-            rows = [(number, _whole(json.loads(row), prompt_field)) for number, row in enumerate(file, start=1) if row.strip()]
-        for ids, (number, row) in zip(prompts, rows, strict=True):
+            lines = [(number, json.loads(text)) for number, text in enumerate(file, start=1) if text.strip()]
+        for ids, (number, fields) in zip(prompts, lines, strict=True):
             key, where = ids.tobytes(), f"{path.name}, line {number}"
-            kept = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
-            if self._lines.setdefault(key, kept) != kept:
+            row = _with_messages(fields, prompt_field)
+            record = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
+            if self._records.setdefault(key, record) != record:
                 raise RewardError(
                     f"{where} has the same prompt as {self._where[key]}, but differs otherwise; the reward reads more of a"
-                    " line than its prompt, so each prompt must stand in one line only"
+                    " line than its prompt, so each prompt may be in one line only"
                 )
             self._where.setdefault(key, where)
 
-    def line(self, prompt_ids: list[int]) -> Line:
+    def record(self, prompt_ids: list[int]) -> Record:
         """The record of a prompt: its JSON object."""
-        return self._lines[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
+        return self._records[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
 
 
-def _whole(line: dict[str, Any], prompt_field: str) -> dict[str, Any]:
-    """The record; a prompt that is a conversation is its `messages`, unless it has others."""
-    return {MESSAGES: line[prompt_field]} | line if is_conversation(line[prompt_field]) else line
+def _with_messages(record: dict[str, Any], prompt_field: str) -> dict[str, Any]:
+    """The record; a prompt that is a conversation becomes its `messages`, unless it has that field."""
+    return {MESSAGES: record[prompt_field]} | record if is_conversation(record[prompt_field]) else record

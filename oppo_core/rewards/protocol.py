@@ -34,7 +34,7 @@ class Answer:
         return self.codec.decode(self.response_ids)
 
     @cached_property
-    def whole(self) -> str:
+    def text(self) -> str:
         """Prompt and response decoded together: a tokenizer may put another space between them than concatenation."""
         return self.codec.decode(self.prompt_ids + self.response_ids)
 
@@ -48,12 +48,11 @@ class FinishedReward(Protocol):
     """Finished answers in, one raw score each out."""
 
     @property
-    def elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the work is done in another process or service."""
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """Submit answers in sequence_id order. Returns at once if the work is done elsewhere; otherwise computes and calls
-        `alive`."""
+        """Submit answers in sequence_id order. Returns at once if the reward is remote; otherwise computes, calling `alive`."""
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
         """Wait at most so many seconds; returns whether all have a score. Raises RewardError when the reward failed."""
@@ -68,20 +67,20 @@ class FinishedReward(Protocol):
         """Release all resources."""
 
 
-class GrowingReward(FinishedReward, Protocol):
-    """A reward that reads unfinished answers elsewhere, so that little is left to read at their end."""
+class StreamingReward(FinishedReward, Protocol):
+    """A reward that reads unfinished answers remotely, so that little is left to read at their end."""
 
-    def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
+    def read_partial(self, tokens: dict[int, NDArray[np.int64]]) -> None:
         """Begin to read the new tokens of unfinished sequences, given whole, prompt first. Returns at once."""
 
     def cached(self, sequence_id: int) -> tuple[int, int]:
         """Tokens of a sequence that had been prefilled before, and those of them that were still cached."""
 
 
-class ScoredAtOnce:
+class SynchronousReward:
     """Base of rewards that compute scores in `start`."""
 
-    elsewhere = False
+    is_remote = False
 
     def __init__(self) -> None:
         self._scores: dict[int, float] = {}

@@ -24,15 +24,22 @@ def find_rule(name: str) -> Callable[..., Any]:
     Raises:
         RewardError: the name is not registered, registered twice, or cannot be imported.
     """
-    result = {point.value: point for point in entry_points(group=GROUP, name=name)}
-    if not result:
+    matches = {point.value: point for point in entry_points(group=GROUP, name=name)}
+    if not matches:
         raise RewardError(
             f"there is no rule {name}; registered are {', '.join(registered_rules()) or 'none'}. A rule is a function that an"
             f" installed package names as an entry point of the group {GROUP} (docs/rewards.md)"
         )
-    if len(result) > 1:
-        raise RewardError(f"the rule {name} is registered more than once: {', '.join(sorted(result))}; uninstall one")
-    return _loaded(name, *result.values())
+    if len(matches) > 1:
+        raise RewardError(f"the rule {name} is registered more than once: {', '.join(sorted(matches))}; uninstall one")
+    (point,) = matches.values()
+    try:
+        rule = _load(point)
+    except Exception as error:
+        raise RewardError(f"the rule {name} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(rule):
+        raise RewardError(f"the rule {name} ({point.value}) is a {type(rule).__name__}, not a function")
+    return rule  # type: ignore[no-any-return]
 
 
 def _load(point: EntryPoint) -> Any:
@@ -44,13 +51,3 @@ def _load(point: EntryPoint) -> Any:
             site.addsitedir(folder)
         importlib.invalidate_caches()
         return point.load()
-
-
-def _loaded(name: str, point: EntryPoint) -> Callable[..., Any]:
-    try:
-        rule = _load(point)
-    except Exception as error:
-        raise RewardError(f"the rule {name} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(rule):
-        raise RewardError(f"the rule {name} ({point.value}) is a {type(rule).__name__}, not a function")
-    return rule  # type: ignore[no-any-return]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 LARGEST_SCORE = 1e6
-SHOWN = 200
+EXCERPT_CHARS = 200
 
 
-class BadReplyError(Exception):
+class BadResponseError(Exception):
     """The response is no list of scores."""
 
 
@@ -16,26 +16,26 @@ def parse_scores(body: bytes, count: int) -> list[float]:
     """The scores of `count` answers.
 
     Raises:
-        BadReplyError: no JSON, another shape, another count, or a score that is no number, or not within ±1,000,000.
+        BadResponseError: not JSON, another shape, another count, or a score that is no number, or not within ±1,000,000.
     """
     try:
-        reply = json.loads(body)
+        response = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadReplyError(f"no JSON ({type(error).__name__})") from None
-    scores = reply.get("scores") if isinstance(reply, dict) else None
+        raise BadResponseError(f"not JSON ({type(error).__name__})") from None
+    scores = response.get("scores") if isinstance(response, dict) else None
     if not isinstance(scores, list):
-        raise BadReplyError('not {"scores": […]}')
+        raise BadResponseError('not {"scores": […]}')
     if len(scores) != count:
-        raise BadReplyError(f"{len(scores)} scores for {count} answers")
+        raise BadResponseError(f"{len(scores)} scores for {count} answers")
     return [_score(position, score) for position, score in enumerate(scores)]
 
 
 def _score(position: int, score: object) -> float:
     where = f"scores[{position}]"
     if isinstance(score, bool) or not isinstance(score, (int, float)):
-        raise BadReplyError(f"{where} is a {type(score).__name__}, not a number")
+        raise BadResponseError(f"{where} is a {type(score).__name__}, not a number")
     if not abs(score) <= LARGEST_SCORE:  # NaN fails every comparison, too
-        raise BadReplyError(f"{where} is {score!r:.40}; a score must lie within ±{LARGEST_SCORE:,.0f}")
+        raise BadResponseError(f"{where} is {score!r:.40}; a score must lie within ±{LARGEST_SCORE:,.0f}")
     return float(score)
 
 
@@ -44,4 +44,4 @@ def excerpt(body: bytes, secret: str | None) -> str:
     text = body.decode(errors="replace")
     if secret:
         text = text.replace(secret, "[token]")
-    return repr(text[:SHOWN]) if text else "nothing"
+    return repr(text[:EXCERPT_CHARS]) if text else "nothing"

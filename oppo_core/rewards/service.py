@@ -1,8 +1,7 @@
 """A reward service over HTTP: requests are sent when answers finish, while other scorers work (docs/rewards.md).
 
 An event loop in a thread sends requests; the scorers' thread submits them, and waits for scores only when it needs them. Every
-wait
-is bounded: tries have a time limit and a maximum number, and a circuit breaker ends the run.
+wait is bounded: attempts have a time limit, and a circuit breaker ends the run after repeated failures.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import httpx
 from oppo_contract.spec import HttpReward
 from oppo_core.rewards.allowed_hosts import host_port
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.http_request import Post, Request, TryFailedError
+from oppo_core.rewards.http_request import AttemptError, Request, RewardClient
 from oppo_core.rewards.prompt_records import PromptRecords
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.service_auth import allowed_url, bearer_token
@@ -32,43 +31,43 @@ CLOSED_WITHIN_S = 5.0
 class ServiceReward:
     """A `FinishedReward` that queries a service. The content of a request depends on chunk and sequence_id, never on timing."""
 
-    elsewhere = True
+    is_remote = True
 
-    def __init__(self, http: HttpReward, seed: int, lines: PromptRecords | None) -> None:
-        """`lines`: only for `send_line`.
+    def __init__(self, http: HttpReward, seed: int, records: PromptRecords | None) -> None:
+        """`records`: only for `send_line`.
 
         Raises:
             RewardError: the host is not allowed, or the token is missing.
         """
-        self._http, self._seed, self._lines = http, seed, lines
+        self._http, self._seed, self._records = http, seed, records
         self._url, self._token = allowed_url(http.url), bearer_token(http)
-        self._place = host_port(self._url)
+        self._host_port = host_port(self._url)
         self._numbers = count(1)
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._scores: dict[int, float] = {}
-        self._under_way: dict[int, Request] = {}
+        self._pending: dict[int, Request] = {}
         self._failure: RewardError | None = None
         self._failed_in_a_row = 0
         self._opened = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run_loop()), name="reward-service", daemon=True)
         self._thread.start()
         if not self._opened.wait(OPENED_WITHIN_S):
-            raise RewardError("the thread that asks the reward service did not start; its traceback stands in the log")
+            raise RewardError("the reward service's thread did not start; its traceback is in the log")
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """Submit answers; returns at once. Raises RewardError when the service has failed meanwhile."""
+        """Submit answers; returns at once. Raises RewardError if the service has failed since."""
         self._raise_failure()
         for request in self._requests(answers):
-            with self._news:
-                self._under_way |= dict.fromkeys(request.sequence_ids, request)
-            asyncio.run_coroutine_threadsafe(self._ask(request), self._loop)
+            with self._changed:
+                self._pending |= dict.fromkeys(request.sequence_ids, request)
+            asyncio.run_coroutine_threadsafe(self._send(request), self._loop)
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
-        with self._news:
-            answered = self._news.wait_for(lambda: self._failure is not None or self._has(sequence_ids), timeout_s)
+        with self._changed:
+            answered = self._changed.wait_for(lambda: self._failure is not None or self._has(sequence_ids), timeout_s)
         self._raise_failure()
         if not answered and not self._thread.is_alive():
-            raise RewardError(f"the thread that asks the reward service {self._place} has ended; its traceback stands in the log")
+            raise RewardError(f"the thread of the reward service {self._host_port} has ended; its traceback is in the log")
         return answered
 
     def score(self, sequence_id: int) -> float:
@@ -76,9 +75,9 @@ class ServiceReward:
 
     def forget(self, sequence_id: int) -> None:
         """Drop an answer; a response in flight is ignored."""
-        with self._news:
+        with self._changed:
             self._scores.pop(sequence_id, None)
-            self._under_way.pop(sequence_id, None)
+            self._pending.pop(sequence_id, None)
 
     def close(self) -> None:
         """Cancel requests in flight, and end the thread."""
@@ -96,13 +95,13 @@ class ServiceReward:
     def _requests(self, answers: list[Answer]) -> Iterator[Request]:
         size = self._http.answers_a_request
         for first in range(0, len(answers), size):
-            chosen = answers[first : first + size]
-            body = {"version": WIRE_VERSION, "answers": [self._answer_json(answer) for answer in chosen]}
-            yield Request(next(self._numbers), [answer.sequence_id for answer in chosen], json.dumps(body).encode())
+            batch = answers[first : first + size]
+            body = {"version": WIRE_VERSION, "answers": [self._answer_json(answer) for answer in batch]}
+            yield Request(next(self._numbers), [answer.sequence_id for answer in batch], json.dumps(body).encode())
 
     def _answer_json(self, answer: Answer) -> dict[str, object]:
         fields = {"id": str(answer.sequence_id), "prompt": answer.prompt, "response": answer.response, "ended": answer.ended}
-        return fields if self._lines is None else fields | {"line": self._lines.line(answer.prompt_ids)}
+        return fields if self._records is None else fields | {"line": self._records.record(answer.prompt_ids)}
 
     async def _run_loop(self) -> None:
         """Body of the thread, which owns the client until `close`."""
@@ -113,7 +112,7 @@ class ServiceReward:
             timeout=self._http.timeout_s, follow_redirects=False, trust_env=False, verify=ssl.create_default_context(),
             limits=httpx.Limits(max_connections=self._http.requests_at_once),
         ) as client:  # fmt: skip
-            self._post = Post(client, self._url, self._token, self._http, self._seed)
+            self._client = RewardClient(client, self._url, self._token, self._http, self._seed)
             self._opened.set()
             await self._end.wait()
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -121,47 +120,53 @@ class ServiceReward:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-    async def _ask(self, request: Request) -> None:
+    async def _send(self, request: Request) -> None:
         async with self._slots:
             try:
                 await self._retry_until_scored(request)
-            except Exception as error:  # noqa: BLE001 - nobody looks at this task: whoever waits must hear of it
+            except Exception as error:  # noqa: BLE001 - `wait` reports every error
                 self._fail(f"{type(error).__name__}: {error}")
 
     async def _retry_until_scored(self, request: Request) -> None:
-        """Retry until there are scores, they are no longer needed, or the breaker opens."""
-        failed = 0
-        while self._failure is None and self._wanted(request):
-            tries = failed * self._http.attempts
-            try:
-                self._deliver(request, await self._post.scores(request, tries))
-                return
-            except TryFailedError as failure:
-                failed += 1
-                self._failed_in_a_row += 1
-                # A request that keeps failing must end it, too, even if others succeed in between.
-                in_a_row = max(failed, self._failed_in_a_row)
-                if failure.final:
-                    self._fail(str(failure))
-                elif in_a_row >= self._http.break_after:
-                    self._fail(f"{in_a_row} requests in a row failed, {self._http.attempts} attempts each; the last: {failure}")
-                else:
-                    await asyncio.sleep(self._post.pause_s(request, tries + self._http.attempts, failure))
+        """Retry until there are scores, they are no longer needed, or the circuit breaker opens.
 
-    def _wanted(self, request: Request) -> bool:
-        with self._news:
-            return any(self._under_way.get(i) is request for i in request.sequence_ids)
+        The breaker counts requests; one failure of a request is `attempts` failed attempts.
+        """
+        attempts = 0
+        while self._failure is None and self._is_pending(request):
+            try:
+                self._deliver(request, await self._client.attempt(request))
+                return
+            except AttemptError as error:
+                attempts += 1
+                if error.final:
+                    self._fail(str(error))
+                    return
+                if attempts % self._http.attempts == 0:
+                    self._count_failure(attempts // self._http.attempts, error)
+                await asyncio.sleep(self._client.pause_s(request, attempts, error) if self._failure is None else 0.0)
+
+    def _count_failure(self, failures: int, error: AttemptError) -> None:
+        """Open the breaker after `break_after` failures in a row, of one request or of all."""
+        self._failed_in_a_row += 1
+        in_a_row = max(failures, self._failed_in_a_row)
+        if in_a_row >= self._http.break_after:
+            self._fail(f"{in_a_row} requests in a row failed, {self._http.attempts} attempts each; the last: {error}")
+
+    def _is_pending(self, request: Request) -> bool:
+        with self._changed:
+            return any(self._pending.get(i) is request for i in request.sequence_ids)
 
     def _deliver(self, request: Request, scores: list[float]) -> None:
         self._failed_in_a_row = 0
-        with self._news:
+        with self._changed:
             for sequence_id, score in zip(request.sequence_ids, scores, strict=True):
-                if self._under_way.get(sequence_id) is request:
-                    del self._under_way[sequence_id]
+                if self._pending.get(sequence_id) is request:
+                    del self._pending[sequence_id]
                     self._scores[sequence_id] = score
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
-        with self._news:
-            self._failure = self._failure or RewardError(f"the reward service {self._place} failed: {reason}")
-            self._news.notify_all()
+        with self._changed:
+            self._failure = self._failure or RewardError(f"the reward service {self._host_port} failed: {reason}")
+            self._changed.notify_all()

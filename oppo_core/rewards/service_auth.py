@@ -1,7 +1,6 @@
 """Authorization of reward services: allowed hosts and tokens from the operator's environment, not from the spec.
 
-Any user may submit a spec; a service receives every answer, and a request from inside a network reaches internal services. So no
-host is allowed unless the environment of the engine's process names it.
+Any user may submit a spec, and a service receives every answer (see `allowed_hosts`).
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from collections.abc import Mapping
 import httpx
 
 from oppo_contract.spec import HttpReward
-from oppo_core.rewards import allowed_hosts
-from oppo_core.rewards.allowed_hosts import PORTS, host_port
+from oppo_core.rewards.allowed_hosts import PORTS, host_port, parse_allowed_hosts
 from oppo_core.rewards.errors import RewardError
 
 HOSTS_VARIABLE = "OPPO_REWARD_HOSTS"
@@ -29,31 +27,26 @@ def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> http
     try:
         url = httpx.URL(given)
     except httpx.InvalidURL as error:
-        raise RewardError(f"models.reward.http.url is no address: {error}") from None
+        raise RewardError(f"models.reward.http.url is not a URL: {error}") from None
     if url.scheme not in PORTS or not url.host:
         raise RewardError("models.reward.http.url must be http://host… or https://host…")
     if url.userinfo:
-        raise RewardError("models.reward.http.url holds a user or password; use token_variable, which no spec shows")
-    place = host_port(url)
-    if place not in allowed_places(environment):
-        allowed = environment.get(HOSTS_VARIABLE, "").strip()
+        raise RewardError("models.reward.http.url contains a user or password; use token_variable instead")
+    try:
+        allowed = parse_allowed_hosts(HOSTS_VARIABLE, environment)
+    except ValueError as error:
+        raise RewardError(str(error)) from None
+    if (place := host_port(url)) not in allowed:
+        setting = environment.get(HOSTS_VARIABLE, "").strip() or "not set"
         raise RewardError(
-            f"the reward service {place} is not allowed here ({HOSTS_VARIABLE} is {allowed or 'not set'}); whoever runs this"
-            f" worker can allow it by {HOSTS_VARIABLE}={place}"
+            f"the reward service {place} is not allowed here ({HOSTS_VARIABLE} is {setting}); the worker's operator can allow it"
+            f" with {HOSTS_VARIABLE}={place}"
         )
     return url
 
 
-def allowed_places(environment: Mapping[str, str] = os.environ) -> set[str]:
-    """host:port of every entry of `OPPO_REWARD_HOSTS`. Raises RewardError for an entry that is none."""
-    try:
-        return allowed_hosts.allowed_places(HOSTS_VARIABLE, environment)
-    except ValueError as error:
-        raise RewardError(str(error)) from None
-
-
 def bearer_token(http: HttpReward, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The service's bearer token. Raises RewardError when the variable may not be read, is not set, or holds no token."""
+    """The service's bearer token. Raises RewardError when the variable may not be read, is not set, or has no valid token."""
     name = http.token_variable
     if name is None:
         return None
@@ -61,6 +54,6 @@ def bearer_token(http: HttpReward, environment: Mapping[str, str] = os.environ) 
         raise RewardError(f"models.reward.http.token_variable must start with {TOKEN_PREFIX} and not be {HOSTS_VARIABLE}: {name}")
     token = environment.get(name, "")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        state = "is not set" if not token else "holds characters that no token has"
+        state = "is not set" if not token else "contains characters that are not valid in a token"
         raise RewardError(f"the environment variable {name}, named by models.reward.http.token_variable, {state}")
     return token

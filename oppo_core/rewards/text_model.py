@@ -18,12 +18,12 @@ from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
-from oppo_core.rewards.protocol import Answer, ScoredAtOnce
+from oppo_core.rewards.protocol import Answer, SynchronousReward
 
 Encode = Callable[[Answer], list[int]]
 
 
-class TextModelReward(ScoredAtOnce):
+class TextModelReward(SynchronousReward):
     """A network with its text encoder."""
 
     def __init__(self, network: Network, encode: Encode, budget: PassBudget) -> None:
@@ -74,15 +74,14 @@ def text_encoder(source: Path | str) -> Encode:
         RewardError: the tokenizer cannot be read.
     """
     tokenizer = _tokenizer(source)
-    return lambda answer: list(tokenizer(answer.whole)["input_ids"])
+    return lambda answer: list(tokenizer(answer.text)["input_ids"])
 
 
-def chat_encoder(source: Path | str, lines: PromptRecords) -> Encode:
+def chat_encoder(source: Path | str, records: PromptRecords) -> Encode:
     """The chat template's rendering of the conversation with the response as the assistant's last message.
 
     The conversation is `messages` of the prompt's record if it has one (required for prompts rendered in the actor's own
-    template),
-    otherwise the prompt as the user's only message. The template runs in transformers' sandbox.
+    template), otherwise the prompt as the user's only message. The template runs in transformers' sandbox.
 
     Raises:
         RewardError: the tokenizer cannot be read, or has no chat template.
@@ -92,7 +91,7 @@ def chat_encoder(source: Path | str, lines: PromptRecords) -> Encode:
         raise RewardError(f"{source} has no chat template, so the reward cannot read: chat; read: text needs none")
 
     def encode(answer: Answer) -> list[int]:
-        before = lines.line(answer.prompt_ids).get(MESSAGES) or [{"role": "user", "content": answer.prompt}]
+        before = records.record(answer.prompt_ids).get(MESSAGES) or [{"role": "user", "content": answer.prompt}]
         conversation = [*before, {"role": "assistant", "content": answer.response}]
         try:
             return list(tokenizer.apply_chat_template(conversation, tokenize=True)["input_ids"])

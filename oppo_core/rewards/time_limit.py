@@ -14,7 +14,7 @@ from types import FrameType
 GRACE = 1.5  # times the limit, after which a function that ignores interrupts ends its process
 
 
-class TooLong(BaseException):
+class TimeLimitExceeded(BaseException):
     """The limit has passed. No `Exception`, so that the function cannot catch it by accident."""
 
     @property
@@ -28,12 +28,11 @@ class TooLong(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Interrupt the block if it does not finish within `seconds`.
 
-    Python code is interrupted, on the main thread only. Code that cannot be interrupted, such as an endless loop in an
-    extension, and
-    code on other threads, ends the process after `GRACE` times the limit with status 1 and all stacks on stderr.
+    Python code is interrupted, on the main thread only. Code that cannot be interrupted, such as an endless loop in an extension,
+    and code on other threads, ends the process after `GRACE` times the limit with status 1 and all stacks on stderr.
 
     Raises:
-        TooLong: the limit has passed.
+        TimeLimitExceeded: the limit has passed.
     """
     faulthandler.dump_traceback_later(seconds * GRACE, exit=True)
     try:
@@ -49,7 +48,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 @contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise TooLong
+        raise TimeLimitExceeded
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -76,9 +76,9 @@ POOLING = {"task": "classify", "use_activation": False}
 
 
 class PrefixReward:
-    """A `GrowingReward` (oppo_core/rewards/protocol.py) over a `PoolingEngine`."""
+    """A `StreamingReward` (oppo_core/rewards/protocol.py) over a `PoolingEngine`."""
 
-    elsewhere = True
+    is_remote = True
 
     def __init__(self, engine: PoolingEngine, loop: AsyncioThread, parameters: Callable[[], Any] = pooling_parameters) -> None:
         """`loop` is the event loop of `engine`; both are closed with the reward."""
@@ -91,7 +91,7 @@ class PrefixReward:
         self._error: Exception | None = None
         self._last_progress = time.monotonic()
 
-    def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
+    def read_partial(self, tokens: dict[int, NDArray[np.int64]]) -> None:
         for sequence_id, row in tokens.items():
             self._read(sequence_id, row.tolist(), finished=False)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from oppo_contract.spec import RunSpec
-from oppo_core.rewards.allowed_hosts import PORTS, allowed_places, host_port
+from oppo_core.rewards.allowed_hosts import PORTS, host_port, parse_allowed_hosts
 from oppo_core.trackers.config import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_URL
 
 HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
@@ -41,7 +41,7 @@ def tracker_errors(spec: RunSpec, environment: Mapping[str, str] = os.environ) -
 def _host_errors(field: str, address: str, environment: Mapping[str, str]) -> Iterator[str]:
     try:
         url = httpx.URL(address)
-        allowed = allowed_places(HOSTS_VARIABLE, environment)
+        allowed = parse_allowed_hosts(HOSTS_VARIABLE, environment)
     except (httpx.InvalidURL, ValueError) as error:
         yield f"{field}: {error}"
         return

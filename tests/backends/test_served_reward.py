@@ -91,7 +91,7 @@ def settle(reward: PrefixReward) -> None:
 def test_a_grown_answer_costs_its_new_blocks_and_its_score_is_that_of_one_pass(make: Make) -> None:
     reward, whole = make(), row(100)
     for length in (7, 15, 20, 30, 47, 64, 70, 99):
-        reward.read_on({4: whole[:length]})
+        reward.read_partial({4: whole[:length]})
         settle(reward)
     computed = [count for _, count in fake_engine(reward).computed]
     assert computed == [16, 16, 32, 32]  # whole blocks, each once: at 20, 47 (one new), 64, 99 tokens
@@ -119,7 +119,7 @@ def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
     rows = {i: row(80, 3 + i) for i in range(3)}
     for length in (32, 48, 64):
         for i, tokens in rows.items():
-            reward.read_on({i: tokens[:length]})
+            reward.read_partial({i: tokens[:length]})
             settle(reward)
     reward.start([answer(i, tokens) for i, tokens in rows.items()], lambda: None)
     assert reward.wait(list(rows), PATIENCE_S)
@@ -134,7 +134,7 @@ def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
 
 def test_who_is_forgotten_may_begin_again(make: Make) -> None:
     reward, whole = make(), row(40)
-    reward.read_on({1: whole[:20]})
+    reward.read_partial({1: whole[:20]})
     reward.forget(1)
     reward.forget(2)  # never seen
     settle(reward)
@@ -152,7 +152,7 @@ def test_it_is_read_along_with_the_rest_of_a_reward(make: Make) -> None:
 
     def reader() -> RewardReader:
         served = make()
-        parts = [Part(0.5, finished=served, growing=served), Part(2.0, network=small_network())]
+        parts = [Part(0.5, finished=served, streaming=served), Part(2.0, network=small_network())]
         return RewardReader(Rewards(parts, CODEC), 4, 128, PassBudget(400))
 
     tokens = {1: row(70), 2: row(33, 5)}
@@ -185,7 +185,7 @@ def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
     try:
         whole = row(100)
         for length in (40, 90):
-            reward.read_on({1: whole[:length]})
+            reward.read_partial({1: whole[:length]})
             settle(reward)
         reward.start([answer(1, whole)], lambda: None)
         while not reward.wait([1], PATIENCE_S):

@@ -106,7 +106,7 @@ def test_several_devices_of_a_node_are_gpus_and_none_is_here(world: Any, tmp_pat
 
 def test_a_rule_is_asked_about_one_sample(world: Any) -> None:
     (told,) = complaints(world, {"models": {"reward": RULE, "critic": "actor"}})
-    assert told.startswith("RewardError: the rule letters:score, asked about sequence 0,")
+    assert told.startswith("RewardError: the rule letters:score, for sequence 0,")
     (told,) = complaints(world, {"models": {"reward": {"model": None, "rule": "nobody"}, "critic": "actor"}})
     assert "nobody" in told
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Asked = dict[str, Any]
+RequestBody = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Response:
     """A reply: status, body and headers; `slowly` sends a byte every so many seconds."""
 
     status: int = 200
@@ -23,34 +23,34 @@ class Told:
     slowly: float = 0.0
 
 
-def worth(answer: Asked) -> float:
+def expected_score(answer: RequestBody) -> float:
     """What an honest judge says: a function of the answer's text alone."""
     words = str(answer["response"]).split()
     return len(set(words)) / (1 + len(words)) - (0.25 if answer["ended"] else 0.0)
 
 
-def scored(asked: Asked) -> Told:
+def score_response(asked: RequestBody) -> Response:
     """An honest reply."""
-    return Told(body=json.dumps({"scores": [worth(answer) for answer in asked["answers"]]}).encode())
+    return Response(body=json.dumps({"scores": [expected_score(answer) for answer in asked["answers"]]}).encode())
 
 
-class Judge:
+class RewardServer:
     """Listens on a free port of 127.0.0.1. `behave` gives the reply to a request's JSON and its number, from 1."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RequestBody] = []
         self.headers: list[dict[str, str]] = []
         self.released = threading.Event()
         self.gone = False
-        self.behave: Callable[[Asked, int], Told] = lambda asked, number: scored(asked)
+        self.behave: Callable[[RequestBody, int], Response] = lambda asked, number: score_response(asked)
         self._lock = threading.Lock()
-        judge = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                judge._reply(self)
+                server._reply(self)
 
             def log_message(self, *_: object) -> None:
                 """Nothing: a test's output is its own."""
@@ -101,10 +101,10 @@ class Judge:
 
 
 @contextmanager
-def judging() -> Iterator[Judge]:
+def serve_rewards() -> Iterator[RewardServer]:
     """A judge that is closed in the end."""
-    judge = Judge()
+    server = RewardServer()
     try:
-        yield judge
+        yield server
     finally:
-        judge.close()
+        server.close()

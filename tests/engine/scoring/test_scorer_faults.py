@@ -23,8 +23,8 @@ from oppo_core.scoring.process import QUEUE_SIZE, ScorerError
 from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import train
-from tests.engine.rewards.reward_server import Judge, Told, judging, scored, worth
-from tests.engine.rewards.test_rewards import install
+from tests.engine.rewards.reward_server import Response, RewardServer, expected_score, score_response, serve_rewards
+from tests.engine.rewards.rule_packages import install
 
 pytestmark = pytest.mark.usefixtures("spawned_scorers")
 
@@ -74,14 +74,14 @@ def failure(world: Any, out: Path, tree: dict[str, Any], threads: int) -> str:
 
 
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
-    with judging() as listening:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
+    with serve_rewards() as listening:
         monkeypatch.setenv(HOSTS_VARIABLE, listening.place)
         yield listening
 
 
-def http(judge: Judge, **settings: Any) -> dict[str, Any]:
-    return {"http": {"url": judge.url, **settings}}
+def http(server: RewardServer, **settings: Any) -> dict[str, Any]:
+    return {"http": {"url": server.url, **settings}}
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
@@ -180,21 +180,21 @@ def test_a_message_that_is_not_fully_received_is_aborted(world: Any, tmp_path: P
 
 
 @pytest.mark.full
-def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge: Judge, tmp_path: Path) -> None:
+def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, server: RewardServer, tmp_path: Path) -> None:
     """The scorers wait for a service longer than `longest_silence_s` and receive nothing, but send heartbeats."""
-    judge.behave = lambda asked, number: judge.hold() or scored(asked)
-    tree = rewarded(world, http(judge, timeout_s=60), {"resources": {"longest_silence_s": SILENCE_S}})
+    server.behave = lambda asked, number: server.hold() or score_response(asked)
+    tree = rewarded(world, http(server, timeout_s=60), {"resources": {"longest_silence_s": SILENCE_S}})
     engine = world.assemble(load_spec(tree), tmp_path, threads=2)
-    release = threading.Timer(1.5 * SILENCE_S, judge.released.set)
+    release = threading.Timer(1.5 * SILENCE_S, server.released.set)
     try:
         tokens = np.arange(3, 12)
         engine.scorers.extend([SequenceDelta(0, 4, tokens, True)], 1)
         engine.scorers.start_collect([0])
         release.start()
         engine.scorers._send("extend", [], "x" * 10_000_000)  # larger than the socket buffer
-        assert judge.released.is_set()
+        assert server.released.is_set()
         response = FileCodec(world.folder / "actor").decode(tokens[4:].tolist())
-        assert engine.scorers.wait_collect()[0].score == worth({"response": response, "ended": False})
+        assert engine.scorers.wait_collect()[0].score == expected_score({"response": response, "ended": False})
     finally:
         release.cancel()
         engine.scorers.close()
@@ -230,7 +230,7 @@ def test_a_rule_that_never_returns_ends_the_run_with_its_stack(
     tree = rewarded(world, {"rule": "slow:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
     reason = failure(world, tmp_path / "out", tree, threads)
     assert reason.startswith("RewardError" if threads == 1 else "ScorerError: RewardError")
-    assert f"has not returned within {0.9 * SILENCE_S:g} s; it stands in hangs (slow_rules_{threads}.py:" in reason
+    assert f"has not returned within {0.9 * SILENCE_S:g} s; it was in hangs (slow_rules_{threads}.py:" in reason
 
 
 def test_a_rule_that_hangs_at_load_is_found_by_the_preflight(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_rule_that_hangs_at_load_is_found_by_the_preflight(world: Any, tmp_pat
     monkeypatch.syspath_prepend(str(tmp_path))
     tree = rewarded(world, {"rule": "stuck:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
     reason = failure(world, tmp_path / "out", tree, 2)
-    assert "it stands in hangs (stuck_rules_of_a_test.py:" in reason
+    assert "it was in hangs (stuck_rules_of_a_test.py:" in reason
 
 
 def test_an_uninterruptible_rule_ends_the_process_and_logs_its_stack(
@@ -254,28 +254,28 @@ def test_an_uninterruptible_rule_ends_the_process_and_logs_its_stack(
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_service_that_hangs_ends_the_run(world: Any, judge: Judge, tmp_path: Path, threads: int) -> None:
+def test_a_service_that_hangs_ends_the_run(world: Any, server: RewardServer, tmp_path: Path, threads: int) -> None:
     """The retries take longer than `longest_silence_s`; waiting for a service sends heartbeats."""
 
-    def hang(asked: Any, number: int) -> Told:
+    def hang(asked: Any, number: int) -> Response:
         if number > 3:
-            judge.hold()
-        return scored(asked)
+            server.hold()
+        return score_response(asked)
 
-    judge.behave = hang
+    server.behave = hang
     settings = {"timeout_s": 1.5, "attempts": 1, "break_after": 2}
-    tree = rewarded(world, http(judge, **settings), {"resources": {"longest_silence_s": SILENCE_S}})
+    tree = rewarded(world, http(server, **settings), {"resources": {"longest_silence_s": SILENCE_S}})
     reason = failure(world, tmp_path, tree, threads)
-    assert f"the reward service {judge.place} failed" in reason
-    assert "no reply within 1.5 s" in reason
+    assert f"the reward service {server.place} failed" in reason
+    assert "no response within 1.5 s" in reason
     assert reason.startswith("RewardError" if threads == 1 else "ScorerError: RewardError")
 
 
-def test_a_service_that_recovers_costs_time_and_nothing_else(world: Any, judge: Judge, tmp_path: Path) -> None:
-    spec = load_spec(rewarded(world, http(judge, answers_a_request=3)))
+def test_a_service_that_recovers_costs_time_and_nothing_else(world: Any, server: RewardServer, tmp_path: Path) -> None:
+    spec = load_spec(rewarded(world, http(server, answers_a_request=3)))
     well = world.run(spec, tmp_path / "well", threads=1)
-    before = len(judge.asked)
-    judge.behave = lambda asked, number: Told(503, b"busy") if number - before in (2, 3, 5) else scored(asked)
+    before = len(server.asked)
+    server.behave = lambda asked, number: Response(503, b"busy") if number - before in (2, 3, 5) else score_response(asked)
     ill = world.run(spec, tmp_path / "ill", threads=1)
     for one, other in zip(well.steps, ill.steps, strict=True):
         assert one.tokens == other.tokens
@@ -284,17 +284,17 @@ def test_a_service_that_recovers_costs_time_and_nothing_else(world: Any, judge: 
         assert torch.equal(weight, ill.weights("actor")[name])
 
 
-def test_a_service_that_goes_away_while_the_tail_decodes_ends_the_run(world: Any, judge: Judge, tmp_path: Path) -> None:
-    tree = rewarded(world, http(judge, attempts=2, break_after=1), {"steps": 10_000, "overlap": {"update_overlap": True}})
+def test_a_service_that_goes_away_while_the_tail_decodes_ends_the_run(world: Any, server: RewardServer, tmp_path: Path) -> None:
+    tree = rewarded(world, http(server, attempts=2, break_after=1), {"steps": 10_000, "overlap": {"update_overlap": True}})
     engine = world.assemble(load_spec(tree), tmp_path, threads=2)
 
     def stop() -> bool:
         if engine.progress.step == 2:
-            judge.gone = True
+            server.gone = True
         return False
 
     try:
-        with pytest.raises(ScorerError, match=f"RewardError: the reward service {judge.place} failed"):
+        with pytest.raises(ScorerError, match=f"RewardError: the reward service {server.place} failed"):
             train(engine, stop)
     finally:
         engine.scorers.close()
@@ -302,9 +302,9 @@ def test_a_service_that_goes_away_while_the_tail_decodes_ends_the_run(world: Any
     assert engine.progress.step >= 2
 
 
-def test_a_run_with_a_service_resumes_with_answers_in_flight(world: Any, judge: Judge, tmp_path: Path) -> None:
+def test_a_run_with_a_service_resumes_with_answers_in_flight(world: Any, server: RewardServer, tmp_path: Path) -> None:
     """Finished answers that were waiting are scored again, with the same scores."""
-    spec: RunSpec = load_spec(rewarded(world, http(judge), {"steps": 6, "checkpoints": {"every_steps": 3}}))
+    spec: RunSpec = load_spec(rewarded(world, http(server), {"steps": 6, "checkpoints": {"every_steps": 3}}))
     whole = world.run(spec, tmp_path / "whole", threads=1)
     world.run(spec, tmp_path / "first", threads=1, stop_after=3)
     rest = world.run(spec, tmp_path / "rest", threads=1, resume=tmp_path / "first" / "checkpoints" / "step-00000003")
