@@ -1,4 +1,4 @@
-"""Download the wheels that `python bench/gpu` needs beside torch and transformers, for a machine without a network.
+"""Download the wheels that `python bench/gpu` needs in addition to torch and transformers, for a machine without network.
 
     .venv/bin/python scripts/gpu_wheels.py --python 3.12
 
@@ -22,13 +22,14 @@ def main() -> None:
     """Download the wheels of `PACKAGES`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--python", default="3.12", metavar="X.Y", help="the GPU machine's Python; default 3.12")
-    target = parser.parse_args().python
-    options = ["--no-deps", "--only-binary=:all:", "--python-version", target, "--platform", "manylinux_2_17_x86_64"]
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(FOLDER), *locked()], check=True)
-    print(f"wheels for Python {target} on Linux x86_64 are in {FOLDER.relative_to(ROOT)}/")
+    python = parser.parse_args().python
+    options = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--platform", "manylinux_2_17_x86_64"]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(FOLDER)]
+    subprocess.run([*download, *locked_packages()], check=True)
+    print(f"wheels for Python {python} on Linux x86_64 are in {FOLDER.relative_to(ROOT)}/")
 
 
-def locked() -> list[str]:
+def locked_packages() -> list[str]:
     """`PACKAGES` with their versions from the lock file."""
     lines = LOCK.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.partition("==")[0] in PACKAGES]

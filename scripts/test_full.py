@@ -1,9 +1,9 @@
-"""Runs `make test-full` part by part, and remembers which parts were green on the files as they are now.
+"""Run `make test-full` part by part and save which parts passed on the current files.
 
-    python scripts/test_full.py            every part that was not green yet
-    python scripts/test_full.py engine …   these parts, green or not
+    python scripts/test_full.py            parts that have not passed
+    python scripts/test_full.py engine …   these parts
 
-build/test-full/ holds `state.json`, and pytest's report of each part. Changed files start it anew.
+build/test-full/ contains `state.json` and pytest's report of each part. Changed files reset the state.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ STATE = FOLDER / "state.json"
 COLUMNS = ("passed", "failed", "skipped")
 
 
-def tree() -> str:
-    """Git's id of all files that it does not ignore, committed or not; empty where there is no git."""
-    found = subprocess.run(["git", "rev-parse", "--git-path", "index"], capture_output=True, text=True, check=False)
-    if found.returncode:
+def tree_id() -> str:
+    """Git tree id of all files that are not ignored, committed or not; empty without git."""
+    located = subprocess.run(["git", "rev-parse", "--git-path", "index"], capture_output=True, text=True, check=False)
+    if located.returncode:
         return ""
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"
-        shutil.copy(found.stdout.strip(), index)
+        shutil.copy(located.stdout.strip(), index)
         environ = os.environ | {"GIT_INDEX_FILE": str(index)}
         subprocess.run(["git", "add", "--all"], env=environ, check=True)
         return subprocess.run(["git", "write-tree"], env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read_state() -> dict[str, Any]:
-    """What is known of these files: their id, the seed, and the result of each part that was run."""
+    """The saved state if it belongs to the current files and seed, otherwise a new one."""
     seed = os.environ.get("OPPO_TEST_SEED", "")
-    new = {"tree": tree(), "seed": int(seed or random.SystemRandom().randrange(2**32)), "parts": {}}
-    known = json.loads(STATE.read_text()) if STATE.exists() else new
-    same = new["tree"] and known["tree"] == new["tree"] and seed in ("", str(known["seed"]))
-    return known if same else new
+    new = {"tree": tree_id(), "seed": int(seed or random.SystemRandom().randrange(2**32)), "parts": {}}
+    saved = json.loads(STATE.read_text()) if STATE.exists() else new
+    same = new["tree"] and saved["tree"] == new["tree"] and seed in ("", str(saved["seed"]))
+    return saved if same else new
 
 
 def run(part: str, seed: int) -> dict[str, Any]:
-    """Run a part."""
+    """Run a part; returns its result."""
     report, begin = FOLDER / f"{part}.xml", time.monotonic()
     report.unlink(missing_ok=True)
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={report.resolve()}"
@@ -62,16 +62,16 @@ def run(part: str, seed: int) -> dict[str, Any]:
 
 
 def counts(report: Path) -> dict[str, int]:
-    """How many tests passed, failed and were skipped."""
+    """Numbers of passed, failed and skipped tests."""
     suites = list(ElementTree.parse(report).getroot().iter("testsuite")) if report.exists() else []  # noqa: S314 - pytest's own
-    whole, failed, broken, skipped = (
+    total, failed, errors, skipped = (
         sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
     )
-    return {"passed": whole - failed - broken - skipped, "failed": failed + broken, "skipped": skipped}
+    return {"passed": total - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
 
 
 def table(results: dict[str, Any]) -> str:
-    """A line for each part."""
+    """One line per part."""
     lines = [f"{'part':<14}{'':<9}{'seconds':>8}" + "".join(f"{name:>9}" for name in COLUMNS)]
     for part in PARTS:
         result = results.get(part)
@@ -83,21 +83,21 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(asked: list[str]) -> int:
-    """Run what is to be run; 1 when a part of it is not green."""
-    if unknown := set(asked) - set(PARTS):
+def main(requested: list[str]) -> int:
+    """Run the parts. Exit status 1 if one failed, 2 for an unknown part."""
+    if unknown := set(requested) - set(PARTS):
         print(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
     FOLDER.mkdir(parents=True, exist_ok=True)
     state = read_state()
     results = state["parts"]
-    wanted = asked or [part for part in PARTS if not results.get(part, {}).get("green")]
-    for part in wanted:
+    parts = requested or [part for part in PARTS if not results.get(part, {}).get("green")]
+    for part in parts:
         print(f"== {part} (OPPO_TEST_SEED={state['seed']})", flush=True)
         results[part] = run(part, state["seed"])
         STATE.write_text(json.dumps(state, indent=1))
     print(table(results))
-    return 0 if all(results[part]["green"] for part in wanted) else 1
+    return 0 if all(results[part]["green"] for part in parts) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from oppo_cli.home import Failure, Home, without_secrets
 from oppo_cli.processes import Child, oppo_command, start_logged
-from oppo_cli.stack import Prepared, Stack
+from oppo_cli.stack import SetupResult, Stack
 
 if TYPE_CHECKING:
-    from oppo_cli.demo_api import DemoApi
+    from oppo_client import Client
 
 PATIENCE_S = 120.0
 LOOK_EVERY_S = 0.01
@@ -38,15 +37,12 @@ class Running:
     """A platform that accepts runs."""
 
     stack: Stack
-    api: DemoApi
+    client: Client
     project: int
 
     def submit(self, spec: dict[str, Any]) -> int:
-        """Submit a run with the client. Raises Failure when it is refused."""
-        run, complaints = self.api.submit(json.dumps(spec), self.project)
-        if run is None:
-            raise Failure(f"The bench's run was refused: {complaints}")
-        return run
+        """Submit a run. Raises `OppoError`."""
+        return self.client.submit(spec, project=self.project).id
 
     @staticmethod
     def ended(runs: list[int]) -> int:
@@ -61,7 +57,7 @@ class Running:
 def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Running]:
     """Start the platform in this process's `OPPO_HOME`, with variables for the workers, and wait until every node can accept a
     run."""
-    from oppo_cli.demo_api import DemoApi
+    from oppo_client import Client
 
     home = Home.from_environment()
     prompts = home.models / PROMPTS
@@ -70,29 +66,26 @@ def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Runni
     with home.locked(), Stack(home) as stack:
         stack.environ.update(environ)
         stack.environ["OPPO_LOG_FORMAT"] = "json"
-        prepared = stack.start()
+        setup = stack.start()
         for number in range(1, workers):
-            _add_worker(stack, prepared, f"node-{number}")
-        api = DemoApi(stack.base_url_here(), prepared.api_token)
-        try:
+            _add_worker(stack, setup, f"node-{number}")
+        with Client(stack.local_url(), setup.api_token) as client:
             wait_for(lambda: _reporting() == workers, "every node to report what it has")
-            yield Running(stack, api, prepared.project)
-        finally:
-            api.close()
+            yield Running(stack, client, setup.project)
 
 
-def _add_worker(stack: Stack, prepared: Prepared, name: str) -> None:
+def _add_worker(stack: Stack, setup: SetupResult, name: str) -> None:
     folder = stack.home.path / name
     folder.mkdir(exist_ok=True)
     environ = {**without_secrets(stack.environ), "OPPO_HOME": str(folder)}
-    join = oppo_command("worker", "join", stack.base_url_here(), "-", "--name", name, "--models-root", str(stack.home.models))
-    done = subprocess.run(join, env=environ, input=prepared.join_token, capture_output=True, text=True, check=False)
+    join = oppo_command("worker", "join", stack.local_url(), "-", "--name", name, "--models-root", str(stack.home.models))
+    done = subprocess.run(join, env=environ, input=setup.join_token, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failure(f"A worker could not join.\n{done.stderr[-2000:]}")
     log, command = stack.home.logs / f"{name}.log", oppo_command("worker", "run")
-    child = Child(name, lambda: start_logged(command, environ, stack.lifeline.fd, log), log, stop_within_s=30.0)
+    child = Child(name, lambda: start_logged(command, environ, stack.lifeline.fd, log), log, stop_timeout_s=30.0)
     stack.children.append(child)
-    child.begin()
+    child.launch()
 
 
 def _reporting() -> int:

@@ -1,4 +1,4 @@
-"""Token rows of like length, padded together: what both trainings feed their models."""
+"""Padded batches of token rows of similar length."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt and an answer as token ids; `prompt_length` counts `<bos>` and `<sep>`."""
+    """Token ids of a prompt and its response; `prompt_length` includes `<bos>` and `<sep>`."""
 
     tokens: list[int]
     prompt_length: int
 
 
-def encode_row(tokenizer: Tokenizer, prompt: str, answer: str, *, ended: bool = True) -> Row:
-    """`<bos> prompt <sep> answer <eos>`; without `<eos>` when not `ended`."""
+def encode_row(tokenizer: Tokenizer, prompt: str, response: str, *, ended: bool = True) -> Row:
+    """`<bos> prompt <sep> response <eos>`; without `<eos>` if not `ended`."""
     head = tokenizer.encode(prompt).ids
-    body = tokenizer.encode(answer, add_special_tokens=False).ids
+    body = tokenizer.encode(response, add_special_tokens=False).ids
     return Row(head + body + ([token_id(EOS)] if ended else []), len(head))
 
 
@@ -38,8 +38,8 @@ def pad(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     return tokens_NT, torch.arange(width).expand(len(rows), width), lengths_N
 
 
-def like_lengths(items: Iterable[Item], length: Callable[[Item], int], budget: int) -> list[list[Item]]:
-    """Batches of items of like length, shortest first: at most `budget` padded tokens each, and never empty."""
+def batch_by_length(items: Iterable[Item], length: Callable[[Item], int], budget: int) -> list[list[Item]]:
+    """Batches of items of similar length, shortest first, of at most `budget` padded tokens and at least one item."""
     batches: list[list[Item]] = []
     for item in sorted(items, key=length):
         if batches and (len(batches[-1]) + 1) * length(item) <= budget:

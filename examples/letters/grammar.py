@@ -1,9 +1,7 @@
-"""Where prompts and answers come from: a grammar with moods, and ways to spoil an answer.
+"""Grammar that generates prompts and responses, including degraded responses for the reward model.
 
-Lengths over the mix of prompts are long-tailed on purpose: the form find_choice for sets the scale (a note has some ten
-words, a saga three hundred), and the number of sentences varies within a form. An answer has one mood, which its first
-word announces: a policy can turn warmer by one early choice, so that a warm saga is not many times as far from the
-pre-trained model (in KL) as a warm note, and a KL penalty does not make sagas shorter.
+Lengths are long-tailed: the requested form sets the scale (about ten words for a note, three hundred for a saga). A response has
+one mood, given by its first word: a policy becomes warmer by one early token, so the KL penalty does not shorten sagas.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from oppo_core.rules.letters import (
 )
 
 MAX_PROMPT_TOKENS = 16
-MAX_NEW_TOKENS = 384  # the <eos> included
+MAX_NEW_TOKENS = 384  # including <eos>
 
 FORM_SHARES = {"note": 0.34, "letter": 0.54, "story": 0.03, "saga": 0.09}
 REQUESTS = (
@@ -38,39 +36,39 @@ REQUESTS = (
     "send us a {form} about the {topic} today",
     "please write us a {form} about the {topic} now",
 )
-WORDS_A_SENTENCE = 8
-MAX_SENTENCES = (MAX_NEW_TOKENS - 3) // WORDS_A_SENTENCE  # opening, closing and <eos> must fit, too
+WORDS_PER_SENTENCE = 8
+MAX_SENTENCES = (MAX_NEW_TOKENS - 3) // WORDS_PER_SENTENCE  # leaves room for opening, closing and <eos>
 TYPICAL_TOPIC_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an answer is written."""
+    """Style of a response."""
 
     opening: str
     warm: float  # share of warm adjectives
     cold: float  # share of cold adjectives; the rest is neutral
-    on_topic: float = TYPICAL_TOPIC_SHARE  # share of nouns taken from the topic; the others are any noun
+    on_topic: float = TYPICAL_TOPIC_SHARE  # share of nouns from the topic; the others are random
 
 
 MOODS = tuple(Style(opening, *shares) for opening, shares in zip(OPENINGS, ((0.8, 0.05), (0.3, 0.3), (0.05, 0.8)), strict=True))
 
 
 def draw_prompt(rng: random.Random, form: str | None = None, *, held_out: bool = False) -> str:
-    """A request for some form and topic. A held-out one joins words and a topic that no training prompt joins."""
+    """A request for a form and topic. Held-out prompts use pairs of wording and topic that no training prompt has."""
     form = form or rng.choices(list(FORM_SHARES), list(FORM_SHARES.values()))[0]
     topic = rng.randrange(len(TOPICS))
     wordings = [words for words in range(len(REQUESTS)) if ((words + topic) % len(REQUESTS) == 0) == held_out]
     return REQUESTS[rng.choice(wordings)].format(form=form, topic=list(TOPICS)[topic])
 
 
-def draw_answer(rng: random.Random, prompt: str) -> str:
-    """An answer as the pre-training data has it: one mood for the whole answer, a length that fits the form."""
+def draw_response(rng: random.Random, prompt: str) -> str:
+    """A response of the pre-training data: one mood, a length that fits the form."""
     return write(rng, prompt, rng.choice(MOODS), draw_sentences(rng, find_choice(prompt, FORMS)))
 
 
 def draw_sentences(rng: random.Random, form: str) -> int:
-    """The number of sentences of an answer of this form."""
+    """Number of sentences of a response of this form."""
     if form == "note":
         return rng.choice((1, 1, 1, 2))
     if form == "letter":
@@ -81,7 +79,7 @@ def draw_sentences(rng: random.Random, form: str) -> int:
 
 
 def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
-    """An answer of `sentences` sentences in this style, closing word included."""
+    """A response of `sentences` sentences in this style, including the closing word."""
     nouns = TOPICS[find_choice(prompt, TOPICS)]
     words = [style.opening]
     for _ in range(sentences):
@@ -90,54 +88,54 @@ def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
     return " ".join([*words, CLOSING])
 
 
-def draw_odd_answer(rng: random.Random, prompt: str) -> str:
-    """An answer for the reward model's pairs: any warmth, any topic share, often of another length, sometimes spoilt.
+def draw_varied_response(rng: random.Random, prompt: str) -> str:
+    """A response for the reward model's pairs: any warmth and topic share, often another length, sometimes degraded.
 
-    Covers what a policy could try: cutting off, rambling, saying the same again, leaving the grammar.
+    Covers what a policy may exploit: truncation, rambling, repetition, broken grammar.
     """
     warm, cold, neutral = (rng.gammavariate(0.6, 1) + 1e-9 for _ in range(3))
-    whole = warm + cold + neutral
-    style = Style(rng.choice(OPENINGS), warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
+    total = warm + cold + neutral
+    style = Style(rng.choice(OPENINGS), warm / total, cold / total, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
     form = find_choice(prompt, FORMS) if rng.random() < 0.5 else rng.choice(list(FORMS))
     sentences = _clamp(draw_sentences(rng, form) * 2 ** rng.gauss(0, rng.choice((0.0, 0.7))), 1, MAX_SENTENCES)
-    answer = write(rng, prompt, style, sentences)
-    return rng.choice(SPOILERS)(rng, answer) if rng.random() < 0.4 else answer
+    response = write(rng, prompt, style, sentences)
+    return rng.choice(DEGRADATIONS)(rng, response) if rng.random() < 0.4 else response
 
 
-def _cut(rng: random.Random, answer: str) -> str:
-    """Stop somewhere, without a closing."""
-    words = answer.split()
+def _truncate(rng: random.Random, response: str) -> str:
+    """Truncate at a random word."""
+    words = response.split()
     return " ".join(words[: rng.randint(1, len(words) - 1)])
 
 
-def _repeat(rng: random.Random, answer: str) -> str:
-    """Say one sentence again and again, from some point on."""
-    opening, rest = answer.split(" ", 1)
+def _repeat(rng: random.Random, response: str) -> str:
+    """Repeat one sentence up to the end."""
+    opening, rest = response.split(" ", 1)
     *sentences, closing = rest.split(f" {STOP} ")
     start = rng.randrange(len(sentences))
     again = [sentences[start]] * (len(sentences) - start)
     return f"{opening} " + f" {STOP} ".join([*sentences[:start], *again, closing])
 
 
-def _ramble(rng: random.Random, answer: str) -> str:
-    """Go on after the end, until the limit is reached."""
-    words = answer.split()
+def _ramble(rng: random.Random, response: str) -> str:
+    """Continue after the end, by repetition."""
+    words = response.split()
     return " ".join((words * (1 + MAX_NEW_TOKENS // len(words)))[: rng.choice((MAX_NEW_TOKENS, 2 * len(words)))][:MAX_NEW_TOKENS])
 
 
-def _scramble(rng: random.Random, answer: str) -> str:
-    """Put other words in the places of some, so that sentences break."""
+def _scramble(rng: random.Random, response: str) -> str:
+    """Replace random words."""
     share = rng.choice((0.02, 0.1, 0.5))
-    return " ".join(rng.choice(ADJECTIVES + NOUNS + VERBS) if rng.random() < share else word for word in answer.split())
+    return " ".join(rng.choice(ADJECTIVES + NOUNS + VERBS) if rng.random() < share else word for word in response.split())
 
 
-def _stammer(rng: random.Random, answer: str) -> str:
-    """Use the same adjective everywhere: warmth is fine, variety is not find_choice for, grammar must still hold."""
+def _stammer(rng: random.Random, response: str) -> str:
+    """Use one adjective everywhere; grammar and warmth remain valid."""
     word = rng.choice(ADJECTIVES)
-    return " ".join(word if w in ADJECTIVES else w for w in answer.split())
+    return " ".join(word if w in ADJECTIVES else w for w in response.split())
 
 
-SPOILERS: tuple[Callable[[random.Random, str], str], ...] = (_cut, _repeat, _ramble, _scramble, _stammer)
+DEGRADATIONS: tuple[Callable[[random.Random, str], str], ...] = (_truncate, _repeat, _ramble, _scramble, _stammer)
 
 
 def _adjective(rng: random.Random, style: Style) -> str:

@@ -1,4 +1,4 @@
-"""Judges a trained policy by the rule, on prompts that no training has seen."""
+"""Evaluation of a policy by the rule, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from oppo_core.models.model_io import load_tiny
 from oppo_core.rules.letters import score
 
 from .grammar import MAX_NEW_TOKENS
-from .report import length_figures
-from .sampling import as_text, sample_answers
+from .report import length_statistics
+from .sampling import decode_text, sample_responses
 from .vocabulary import build_tokenizer
 
-SAMPLING_SEED = 5  # the same for every policy, so that a difference is the policy's
+SAMPLING_SEED = 5  # the same for every policy
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The rule's mean over one answer a prompt, that mean's standard error, and how long the answers are (tokens)."""
+class Evaluation:
+    """Mean rule score of one response per prompt, its standard error, and response lengths (tokens)."""
 
     rule: float
     standard_error: float
@@ -34,11 +34,11 @@ def read_prompts(path: Path) -> list[str]:
     return [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
 
 
-def judge(actor: Path, prompts: Sequence[str]) -> Judgement:
-    """Sample an answer to each prompt from the model folder `actor` (a checkpoint's, for example) and judge them."""
+def evaluate(actor: Path, prompts: Sequence[str]) -> Evaluation:
+    """Sample a response to each prompt from the model folder `actor` and score them."""
     tokenizer = build_tokenizer()
-    answers = sample_answers(load_tiny(actor, "lm").eval(), tokenizer, prompts, MAX_NEW_TOKENS, SAMPLING_SEED)
-    scores = [score(prompt, as_text(tokenizer, answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-    lengths = length_figures([len(answer) for answer in answers])
+    responses = sample_responses(load_tiny(actor, "lm").eval(), tokenizer, prompts, MAX_NEW_TOKENS, SAMPLING_SEED)
+    scores = [score(prompt, decode_text(tokenizer, response)) for prompt, response in zip(prompts, responses, strict=True)]
+    lengths = length_statistics([len(response) for response in responses])
     error = statistics.stdev(scores) / len(scores) ** 0.5
-    return Judgement(statistics.mean(scores), error, lengths["length_median"], lengths["length_p95"])
+    return Evaluation(statistics.mean(scores), error, lengths["length_median"], lengths["length_p95"])

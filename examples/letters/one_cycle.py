@@ -1,6 +1,6 @@
-"""How both models are trained here: Muon for the matrices inside the blocks, AdamW for the rest, one cycle of the rate.
+"""Optimizers of both models: Muon for matrices in the blocks, AdamW for the rest, one learning-rate cycle.
 
-With AdamW alone the model learned moods (what the first word announces) on some seeds only; with Muon on all, in half the steps.
+With AdamW alone the model learned moods on some seeds only; with Muon on all, in half the steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WARMUP_SHARE = 0.05
 
 
 class OneCycle:
-    """Both optimizers of a model; their rates rise briefly, then fall to zero over `steps` steps."""
+    """Both optimizers of a model; learning rates warm up, then decay linearly to zero over `steps` steps."""
 
     def __init__(self, model: TinyTransformer, muon_rate: float, adamw_rate: float, steps: int) -> None:
         self.model = model
@@ -24,10 +24,10 @@ class OneCycle:
             torch.optim.Muon(matrices, lr=muon_rate, weight_decay=0.0),
             torch.optim.AdamW(others, lr=adamw_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
         )
-        warm = max(1, int(WARMUP_SHARE * steps))
+        warmup = max(1, int(WARMUP_SHARE * steps))
         self.schedules = [
-            torch.optim.lr_scheduler.LambdaLR(one, lambda step: min((step + 1) / warm, max(0.0, 1 - step / steps)))
-            for one in self.optimizers
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, max(0.0, 1 - step / steps)))
+            for optimizer in self.optimizers
         ]
 
     def step(self, loss: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Makes everything that the example specs name: prompts, a pre-trained actor, a learned reward model, and a report.
+"""Create what the example specs refer to: prompts, a pre-trained actor, a learned reward model, and a report.
 
     python -m examples.letters.prepare --out DIR/letters        # then: oppo train … --root DIR
 
-Takes well under a minute on two cores. A finished DIR made by the same code with the same settings is left alone.
+Takes under a minute on two cores. An existing DIR of the same code and settings is reused.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from oppo_core.models.tiny_transformer import TinyTransformer
 from .batches import Row
 from .grammar import MAX_NEW_TOKENS, draw_prompt
 from .pretrain import pretrain
-from .report import answer_figures, reward_figures
-from .reward_model import normalise, train_reward_model
-from .sampling import sample_answers
+from .report import response_statistics, reward_statistics
+from .reward_model import normalize, train_reward_model
+from .sampling import sample_responses
 from .vocabulary import BOS, EOS, PAD, build_tokenizer, token_id, write_tokenizer
 
-Say = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is made. The same settings and code make the same files."""
+    """Sizes and seed. Equal settings and code give equal files."""
 
     seed: int = 0
     train_prompts: int = 4000
     heldout_prompts: int = 256
-    pretraining_answers: int = 6000  # in each of two lessons
+    pretraining_answers: int = 6000  # in each of two phases
     compared_prompts: int = 1200
     sampled_answers: int = 512
 
@@ -52,24 +52,24 @@ class Settings:
 FAST = Settings(train_prompts=200, heldout_prompts=32, pretraining_answers=400, compared_prompts=60, sampled_answers=32)
 
 
-def prepare(out: Path, settings: Settings, say: Say) -> bool:
-    """Fill `out`, unless it holds what these settings and this code make.
+def prepare(out: Path, settings: Settings, progress: Progress) -> bool:
+    """Fill `out`, unless it is up to date with settings and code.
 
     Args:
-        say: called with the share done, 0 … 1, and what is being done.
+        progress: called with the share done, 0 … 1, and the current activity.
 
     Returns:
-        Whether anything was made. `out` is replaced as a whole at the end, so that a reader never sees half of it.
+        Whether `out` was written. It is replaced atomically.
     """
-    digest = digest_of(settings)
-    if finished_digest(out) == digest:
+    digest = source_digest(settings)
+    if saved_digest(out) == digest:
         return False
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         fresh = Path(scratch) / "new"
-        figures = make(fresh, settings, say)
+        statistics = make(fresh, settings, progress)
         (fresh / "report.json").write_text(
-            json.dumps({"digest": digest, "settings": asdict(settings), **figures}, indent=2) + "\n"
+            json.dumps({"digest": digest, "settings": asdict(settings), **statistics}, indent=2) + "\n"
         )
         if out.exists():
             os.rename(out, Path(scratch) / "old")
@@ -77,34 +77,38 @@ def prepare(out: Path, settings: Settings, say: Say) -> bool:
     return True
 
 
-def make(folder: Path, settings: Settings, say: Say) -> dict[str, object]:
-    """Write prompts and models into `folder`; return the report's figures."""
+def make(folder: Path, settings: Settings, progress: Progress) -> dict[str, object]:
+    """Write prompts and models into `folder`; return the report's statistics."""
     start = time.monotonic()
     tokenizer = build_tokenizer()
     heldout = write_prompts(folder, settings)
     actor, loss = pretrain(
-        tokenizer, settings.pretraining_answers, settings.seed, lambda p: say(0.45 * p, "pre-training the actor")
+        tokenizer, settings.pretraining_answers, settings.seed, lambda share: progress(0.45 * share, "pre-training the actor")
     )
-    say(0.45, "sampling answers")
+    progress(0.45, "sampling responses")
     prompts = [heldout[i % len(heldout)] for i in range(settings.sampled_answers)]
-    answers = sample_answers(actor, tokenizer, prompts, MAX_NEW_TOKENS, settings.seed)
+    responses = sample_responses(actor, tokenizer, prompts, MAX_NEW_TOKENS, settings.seed)
     reward = train_reward_model(
-        actor, tokenizer, settings.compared_prompts, settings.seed, lambda p: say(0.5 + 0.45 * p, "training the reward model")
+        actor,
+        tokenizer,
+        settings.compared_prompts,
+        settings.seed,
+        lambda share: progress(0.5 + 0.45 * share, "training the reward model"),
     )
-    rows = [Row(head + answer, len(head)) for answer, head in zip(answers, encoded(tokenizer, prompts), strict=True)]
-    normalise(reward, rows)
+    rows = [Row(head + response, len(head)) for response, head in zip(responses, encode_prompts(tokenizer, prompts), strict=True)]
+    normalize(reward, rows)
     for name, model in (("actor", actor), ("reward", reward)):
         write_model(model, folder / name)
-    figures = {
-        "actor": {"loss": loss, **answer_figures(tokenizer, prompts, answers)},
-        "reward": reward_figures(reward, tokenizer, prompts, rows, settings.seed),
+    statistics = {
+        "actor": {"loss": loss, **response_statistics(tokenizer, prompts, responses)},
+        "reward": reward_statistics(reward, tokenizer, prompts, rows, settings.seed),
     }
-    say(1.0, "done")
-    return {"seconds": round(time.monotonic() - start, 1), **figures}
+    progress(1.0, "done")
+    return {"seconds": round(time.monotonic() - start, 1), **statistics}
 
 
-def encoded(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """Token ids of prompts, `<bos>` and `<sep>` included."""
+def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
+    """Token ids of prompts, including `<bos>` and `<sep>`."""
     return [encoding.ids for encoding in tokenizer.encode_batch(prompts)]
 
 
@@ -119,19 +123,19 @@ def write_prompts(folder: Path, settings: Settings) -> list[str]:
 
 
 def write_model(model: TinyTransformer, folder: Path) -> None:
-    """A model folder with its tokenizer."""
+    """Write a model folder with its tokenizer."""
     write_tokenizer(folder)
     save_tiny(model, folder, pad_token_id=token_id(PAD), bos_token_id=token_id(BOS), eos_token_id=token_id(EOS))
 
 
-def finished_digest(out: Path) -> str | None:
-    """The digest of the finished result in `out`, or None when there is none."""
+def saved_digest(out: Path) -> str | None:
+    """The digest stored in `out`, or None."""
     report = out / "report.json"
     return str(json.loads(report.read_text())["digest"]) if report.exists() else None
 
 
-def digest_of(settings: Settings) -> str:
-    """A digest over the settings and the sources that decide the result."""
+def source_digest(settings: Settings) -> str:
+    """SHA-256 of the settings and of all sources that affect the result."""
     engine = (oppo_core.rules.letters, oppo_core.models.tiny_transformer)
     sources = sorted(Path(__file__).parent.glob("*.py")) + [Path(str(module.__file__)) for module in engine]
     sha = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
@@ -141,16 +145,16 @@ def digest_of(settings: Settings) -> str:
 
 
 class PercentLines:
-    """Prints a line each time another five percent are done."""
+    """Prints a line every five percent."""
 
     def __init__(self) -> None:
         self.printed = -1
 
-    def __call__(self, share: float, doing: str) -> None:
+    def __call__(self, share: float, activity: str) -> None:
         twentieth = int(share * 20)
         if twentieth > self.printed:
             self.printed = twentieth
-            print(f"{twentieth * 5:3d} % {doing}", flush=True)
+            print(f"{twentieth * 5:3d} % {activity}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -160,11 +164,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="a tenth of the work: for tests, learns little")
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args(argv)
-    torch.set_num_threads(given.threads)
-    settings = Settings(**{**asdict(FAST if given.fast else Settings()), "seed": given.seed})
-    made = prepare(given.out, settings, PercentLines())
-    print(f"{given.out}: {'ready' if made else 'ready already'}")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    settings = Settings(**{**asdict(FAST if arguments.fast else Settings()), "seed": arguments.seed})
+    written = prepare(arguments.out, settings, PercentLines())
+    print(f"{arguments.out}: {'ready' if written else 'ready already'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Teaches the actor the language: answers of the form asked for, in any mood."""
+"""Pre-training of the actor: responses of the requested form, in any mood."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 
-from .batches import Row, encode_row, like_lengths, pad
-from .grammar import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, draw_answer, draw_prompt
+from .batches import Row, batch_by_length, encode_row, pad
+from .grammar import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, draw_prompt, draw_response
 from .one_cycle import OneCycle
 
-BATCH_TOKENS = 1024  # many small steps learn more a second than few large ones
+BATCH_TOKENS = 1024  # small batches learn more per second
 MUON_RATE, ADAMW_RATE = 0.02, 8e-3
-# Grammar, moods and topics are learned from these at a tenth of the cost; lengths from what comes after.
+# First phase: grammar, moods and topics at a tenth of the cost; lengths are learned in the second phase.
 SHORT_FORMS = ("note", "letter")
 
 
 def architecture(vocab: int) -> TinyArchitecture:
-    """The size of actor and reward model: as small as learns the task."""
+    """Architecture of actor and reward model: the smallest that learns the task."""
     return TinyArchitecture(hidden=64, layers=2, heads=4, context=MAX_PROMPT_TOKENS + MAX_NEW_TOKENS, vocab=vocab)
 
 
@@ -38,12 +38,12 @@ def pretrain(tokenizer: Tokenizer, answers: int, seed: int, progress: Callable[[
         The model, and its mean loss over the last tenth of the batches, nats a token.
     """
     rng = random.Random(seed)
-    batches = draw_lesson(rng, tokenizer, answers, SHORT_FORMS) + draw_lesson(rng, tokenizer, answers, (None,))
+    batches = draw_batches(rng, tokenizer, answers, SHORT_FORMS) + draw_batches(rng, tokenizer, answers, (None,))
     model = init_tiny(architecture(tokenizer.get_vocab_size()), "lm", seed)
     cycle = OneCycle(model, MUON_RATE, ADAMW_RATE, len(batches))
     losses: list[float] = []
     for number, batch in enumerate(batches):
-        loss = answer_loss(model, batch)
+        loss = response_loss(model, batch)
         cycle.step(loss)
         losses.append(loss.item())
         progress((number + 1) / len(batches))
@@ -51,21 +51,21 @@ def pretrain(tokenizer: Tokenizer, answers: int, seed: int, progress: Callable[[
     return model, sum(tail) / len(tail)
 
 
-def draw_lesson(rng: random.Random, tokenizer: Tokenizer, answers: int, forms: Sequence[str | None]) -> list[list[Row]]:
-    """Batches of answers of like length, in random order; a form of None is drawn as often as it is asked for."""
+def draw_batches(rng: random.Random, tokenizer: Tokenizer, answers: int, forms: Sequence[str | None]) -> list[list[Row]]:
+    """Batches of responses of similar length, in random order; a form of None is drawn by its share of prompts."""
     prompts = [draw_prompt(rng, rng.choice(forms)) for _ in range(answers)]
-    rows = [encode_row(tokenizer, prompt, draw_answer(rng, prompt)) for prompt in prompts]
-    batches = like_lengths(rows, lambda row: len(row.tokens), BATCH_TOKENS)
+    rows = [encode_row(tokenizer, prompt, draw_response(rng, prompt)) for prompt in prompts]
+    batches = batch_by_length(rows, lambda row: len(row.tokens), BATCH_TOKENS)
     rng.shuffle(batches)
     return batches
 
 
-def answer_loss(model: TinyTransformer, rows: list[Row]) -> Tensor:
-    """Mean cross-entropy of the answers' tokens (`<eos>` included, prompts not), nats."""
+def response_loss(model: TinyTransformer, rows: list[Row]) -> Tensor:
+    """Mean cross-entropy of response tokens (including `<eos>`), nats."""
     tokens_NT, positions_NT, lengths_N = pad(rows)
     starts_N = torch.tensor([row.prompt_length for row in rows])
     targets_NT = tokens_NT[:, 1:]
-    place_NT = positions_NT[:, 1:]
-    wanted_NT = (place_NT >= starts_N[:, None]) & (place_NT < lengths_N[:, None])
+    position_NT = positions_NT[:, 1:]
+    response_NT = (position_NT >= starts_N[:, None]) & (position_NT < lengths_N[:, None])
     hidden = model.hidden(tokens_NT[:, :-1], positions_NT[:, :-1])
-    return F.cross_entropy(model.logits(hidden[wanted_NT]), targets_NT[wanted_NT])
+    return F.cross_entropy(model.logits(hidden[response_NT]), targets_NT[response_NT])

@@ -1,4 +1,4 @@
-"""The figures that say whether what was prepared is good enough to train on."""
+"""Quality statistics of the prepared actor and reward model."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.rules.letters import score
 
 from .batches import Row
-from .reward_model import ANSWERS_A_PROMPT, draw_judged, draw_verdicts, scores_of
-from .sampling import as_text
+from .reward_model import RESPONSES_PER_PROMPT, draw_preferences, draw_scored, predict_scores
+from .sampling import decode_text
 from .vocabulary import EOS, token_id
 
 COMPARED_PROMPTS = 150
-TAIL_BATCH = 16  # the batch size whose longest answer is compared with the mean
+TAIL_BATCH = 16  # batch size for the ratio of longest to mean length
 
 
-def answer_figures(tokenizer: Tokenizer, prompts: Sequence[str], answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Lengths (tokens, `<eos>` included) and rule scores of sampled answers."""
-    scores = [score(prompt, as_text(tokenizer, answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-    unfinished = sum(answer[-1] != token_id(EOS) for answer in answers)
+def response_statistics(tokenizer: Tokenizer, prompts: Sequence[str], responses: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Lengths (tokens, including `<eos>`) and rule scores of sampled responses."""
+    scores = [score(prompt, decode_text(tokenizer, response)) for prompt, response in zip(prompts, responses, strict=True)]
+    unfinished = sum(response[-1] != token_id(EOS) for response in responses)
     return {
-        **length_figures([len(answer) for answer in answers]),
-        "unfinished": unfinished / len(answers),
+        **length_statistics([len(response) for response in responses]),
+        "unfinished": unfinished / len(responses),
         "rule_mean": statistics.mean(scores),
         "rule_sd": statistics.stdev(scores),
     }
 
 
-def length_figures(lengths: Sequence[int]) -> dict[str, float]:
+def length_statistics(lengths: Sequence[int]) -> dict[str, float]:
     """Median, mean, 95th percentile, and the expected longest of a batch of 16 as a multiple of the mean."""
     ordered, rng = sorted(lengths), random.Random(0)
     mean = statistics.mean(ordered)
@@ -43,27 +43,27 @@ def length_figures(lengths: Sequence[int]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def reward_figures(
+def reward_statistics(
     model: TinyTransformer, tokenizer: Tokenizer, prompts: Sequence[str], rows: Sequence[Row], seed: int
 ) -> dict[str, float]:
-    """How well the reward model judges: fresh pairs against the judge and the rule, and the actor's own answers.
+    """Accuracy of the reward model on new pairs, and its rank correlation with the rule on the actor's responses.
 
-    `judge_accuracy` is the judge's own against the rule: what a perfect model would reach in `pair_accuracy`.
+    `judge_accuracy` is the labeller's accuracy against the rule: the optimum of `pair_accuracy`.
     """
     rng = random.Random(seed + 1_000_003)
-    judged = draw_judged(rng, tokenizer, COMPARED_PROMPTS)
-    learned = scores_of(model, [answer.row for answer in judged]).tolist()
-    verdicts = draw_verdicts(rng, judged)
-    within = [(i, j) for i, j in verdicts if i // ANSWERS_A_PROMPT == j // ANSWERS_A_PROMPT]
-    own = scores_of(model, rows)
+    scored = draw_scored(rng, tokenizer, COMPARED_PROMPTS)
+    learned = predict_scores(model, [response.row for response in scored]).tolist()
+    preferences = draw_preferences(rng, scored)
+    within = [(i, j) for i, j in preferences if i // RESPONSES_PER_PROMPT == j // RESPONSES_PER_PROMPT]
+    own = predict_scores(model, rows)
     own_rules = [
-        score(prompt, as_text(tokenizer, row.tokens[row.prompt_length :])) for prompt, row in zip(prompts, rows, strict=True)
+        score(prompt, decode_text(tokenizer, row.tokens[row.prompt_length :])) for prompt, row in zip(prompts, rows, strict=True)
     ]
     return {
-        "pair_accuracy": statistics.mean(float(learned[i] > learned[j]) for i, j in verdicts),
+        "pair_accuracy": statistics.mean(float(learned[i] > learned[j]) for i, j in preferences),
         "pair_accuracy_same_prompt": statistics.mean(float(learned[i] > learned[j]) for i, j in within),
-        "judge_accuracy": statistics.mean(float(judged[i].rule > judged[j].rule) for i, j in verdicts),
-        "spearman_pairs": spearman(learned, [answer.rule for answer in judged]),
+        "judge_accuracy": statistics.mean(float(scored[i].rule > scored[j].rule) for i, j in preferences),
+        "spearman_pairs": spearman(learned, [response.rule for response in scored]),
         "spearman_actor": spearman(own.tolist(), own_rules),
         "actor_mean": own.mean().item(),
         "actor_sd": own.std().item(),
@@ -71,6 +71,6 @@ def reward_figures(
 
 
 def spearman(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Rank correlation; ties, which are rare here, keep their order."""
+    """Spearman's rank correlation; ties are not averaged."""
     ranks = [torch.tensor(values, dtype=torch.float64).argsort().argsort().double() for values in (xs, ys)]
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])

@@ -1,4 +1,4 @@
-"""The task's tokenizer: one token a word, written in the files that `tokenizers` and transformers' AutoTokenizer read."""
+"""Word-level tokenizer of the task, saved for `tokenizers` and transformers' AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SPECIAL = (PAD, BOS, EOS, SEP)
 
 
 def token_id(token: str) -> int:
-    """The id of one of the special tokens."""
+    """The id of a special token."""
     return SPECIAL.index(token)
 
 
 def vocabulary() -> list[str]:
-    """Every token once, the special ones first; a token's id is its place."""
-    asked = [word for request in REQUESTS for word in request.split() if "{" not in word]
-    words = ["the", "a", STOP, *OPENINGS, CLOSING, *asked, *FORMS, *TOPICS, *NOUNS, *ADJECTIVES, *VERBS]
+    """All tokens, special ones first; the id is the index."""
+    request_words = [word for request in REQUESTS for word in request.split() if "{" not in word]
+    words = ["the", "a", STOP, *OPENINGS, CLOSING, *request_words, *FORMS, *TOPICS, *NOUNS, *ADJECTIVES, *VERBS]
     return list(dict.fromkeys([*SPECIAL, *words]))
 
 
 def build_tokenizer() -> Tokenizer:
-    """A word-level tokenizer. A prompt encodes as `<bos> … <sep>`; an unknown word is an error, not a token."""
+    """A word-level tokenizer. A prompt encodes as `<bos> … <sep>`; an unknown word is an error."""
     ids = {token: number for number, token in enumerate(vocabulary())}
     tokenizer = Tokenizer(models.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -40,12 +40,12 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """Write tokenizer.json and the two small files beside it that name the special tokens; return the first."""
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json; return the first path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.json"
     build_tokenizer().save(str(path))
-    named = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
+    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=2) + "\n")
+    (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n")
     return path

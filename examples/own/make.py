@@ -1,10 +1,10 @@
-"""Stands in for your own models: an actor, a reward model and prompts, as Hugging Face folders and JSON Lines.
+"""Example of your own models: actor, reward model and prompts, as Hugging Face folders and JSON Lines.
 
     python -m examples.own.make .oppo/models/own
 
-The actor is a very small Llama that writes product reviews, kind, mixed or unkind ones. The reward model starts from it and
-learns from pairs of reviews that kind ones are better. Both take some seconds on one core; nothing is downloaded. In their place
-goes whatever you have: any folder with config.json, safetensors and tokenizer.json that docs/models.md lists.
+The actor is a tiny Llama that writes kind, mixed or unkind product reviews. The reward model starts from it and learns from
+pairs to prefer kind reviews. Both train in seconds on one core; nothing is downloaded. Replace them by any model folder with
+config.json, safetensors and tokenizer.json that docs/models.md lists.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="folder to fill, below a worker's models root")
     parser.add_argument("--fast", action="store_true", help="a tenth of the training: for tests, learns little")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     for name in ("actor", "reward", "prompts.jsonl", "heldout.jsonl"):
-        if (given.out / name).exists():
-            parser.error(f"{given.out / name} is there already; name another folder, or delete it")
-    torch.manual_seed(given.seed)
-    torch.set_num_threads(1)  # more of them gain nothing at this width
+        if (arguments.out / name).exists():
+            parser.error(f"{arguments.out / name} already exists; use another folder, or delete it")
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)  # more threads are not faster at this width
     transformers.utils.logging.disable_progress_bar()
-    make(given.out, random.Random(given.seed), batches=BATCHES // 10 if given.fast else BATCHES)
+    make(arguments.out, random.Random(arguments.seed), batches=BATCHES // 10 if arguments.fast else BATCHES)
 
 
 def make(out: Path, rng: random.Random, batches: int) -> None:
@@ -68,15 +68,15 @@ def make(out: Path, rng: random.Random, batches: int) -> None:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word; a prompt encodes as `<bos> … <sep>`."""
+    """Word-level tokenizer; a prompt encodes as `<bos> … <sep>`."""
     ids = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     words = Tokenizer(models.WordLevel(ids))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A {SEP}", special_tokens=[(BOS, ids[BOS]), (SEP, ids[SEP])]
     )
-    named = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP}
-    return PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **named)
+    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **special)
 
 
 def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> LlamaConfig:
@@ -90,16 +90,16 @@ def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> LlamaConfig
 
 @torch.no_grad()
 def rescale(reward: LlamaForSequenceClassification, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
-    """Give its scores over ordinary reviews a standard deviation of 1: values and clip ranges are made for such a size."""
+    """Scale scores of ordinary reviews to a standard deviation of 1, which suits the default value clipping."""
     prompts = [draw_prompt(rng) for _ in range(8 * BATCH)]
     scores_N = reward(encode(tokenizer, [(prompt, draw_review(rng, prompt)) for prompt in prompts])[0]).logits[:, 0]
     reward.score.weight.div_(scores_N.std())
 
 
 def train(model: nn.Module, draw_loss: Callable[[], Tensor], batches: int) -> float:
-    """AdamW with one warm-up and a fall to nothing; returns the mean loss of the last tenth of the batches."""
+    """AdamW with a one-cycle learning rate; returns the mean loss of the last tenth of the batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    falling = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=batches)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=batches)
     losses = []
     for _ in range(batches):
         loss = draw_loss()
@@ -107,34 +107,34 @@ def train(model: nn.Module, draw_loss: Callable[[], Tensor], batches: int) -> fl
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        falling.step()
+        schedule.step()
         losses.append(loss.item())
     return sum(losses[-batches // 10 :]) / len(losses[-batches // 10 :])
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """(prompt, review) pairs as right-padded token ids [N, T], and where the reviews' tokens stand [N, T]."""
+    """Right-padded token ids [N, T] of (prompt, review) pairs, and the mask of review tokens [N, T]."""
     rows, starts = [], []
     for prompt, review in texts:
         head = tokenizer.encode(prompt)
         rows.append(head + tokenizer.encode(review, add_special_tokens=False) + [tokenizer.eos_token_id])
         starts.append(len(head))
     tokens_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, tokenizer.pad_token_id)
-    place_T = torch.arange(tokens_NT.shape[1])
+    position_T = torch.arange(tokens_NT.shape[1])
     ends_N1, starts_N1 = (torch.tensor(numbers)[:, None] for numbers in ([len(row) for row in rows], starts))
-    return tokens_NT, (place_T >= starts_N1) & (place_T < ends_N1)
+    return tokens_NT, (position_T >= starts_N1) & (position_T < ends_N1)
 
 
 def language_loss(actor: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
-    """Mean cross-entropy of the words of reviews in all moods, nats."""
+    """Mean cross-entropy of review tokens in all moods, nats."""
     prompts = [draw_prompt(rng) for _ in range(BATCH)]
-    tokens_NT, wanted_NT = encode(tokenizer, [(prompt, draw_review(rng, prompt)) for prompt in prompts])
+    tokens_NT, review_NT = encode(tokenizer, [(prompt, draw_review(rng, prompt)) for prompt in prompts])
     logits_NTV = actor(tokens_NT).logits[:, :-1]
-    return F.cross_entropy(logits_NTV[wanted_NT[:, 1:]], tokens_NT[:, 1:][wanted_NT[:, 1:]])
+    return F.cross_entropy(logits_NTV[review_NT[:, 1:]], tokens_NT[:, 1:][review_NT[:, 1:]])
 
 
 def preference_loss(reward: LlamaForSequenceClassification, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
-    """−log sigmoid(score of the kinder review − score of the other) of pairs of reviews, mean."""
+    """Mean −log sigmoid(score of the kinder review − score of the other) over pairs of reviews."""
     pairs = []
     for _ in range(BATCH // 2):
         prompt = draw_prompt(rng)

@@ -1,8 +1,6 @@
-"""The command line `oppo`: the composition root, the only package that may import all others, and it does so lazily.
+"""The command line `oppo`. Composition root: imports all other packages, lazily.
 
-    main      which command lives where; `oppo --help` imports neither Django nor torch
-    up, demo  the whole platform on one machine (`stack` starts and restarts its processes)
-    train     the engine alone
-
-Exit status: 0 it worked, 1 it failed, 2 the command line or the spec was refused.
+main      table of commands; `oppo --help` imports neither Django nor torch
+up, demo  the platform on one machine (`stack` starts and restarts its processes)
+train     the engine alone
 """

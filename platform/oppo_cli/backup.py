@@ -1,4 +1,4 @@
-"""`oppo backup` and `oppo restore`: everything that the platform keeps in its database, in one file, and back."""
+"""`oppo backup`, `oppo restore` and `oppo kept-databases`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from oppo_cli.home import Failure, Home, Refusal
 from oppo_cli.platform_commands import platform_servers, set_up_django
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     click.echo(line, err=True)
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
-    """Failures of the backup's modules as the command line's."""
+def _translate_errors() -> Iterator[None]:
+    """Raise errors of backup and database as `Refusal` or `Failure`."""
     import psycopg
 
     from oppo_platform.backup import BackupError, BackupRefused
@@ -45,35 +45,36 @@ def _in_words() -> Iterator[None]:
 )
 @click.option("--with-checkpoints", is_flag=True, help="Include checkpoint files that are on this machine.")
 def backup(file_or_folder: Path, with_keys: bool, with_checkpoints: bool) -> None:
-    """Write a backup of the platform, while it runs or not, to a file, or into a folder under a name with the time.
+    """Write a backup of the platform to a file, or to a folder under a name with the time. The platform may run meanwhile.
 
-    It holds the whole database as of one instant, a list of every checkpoint, and a manifest with checksums; nothing else
-    unless asked for. `oppo restore` puts it back, `oppo restore --check` verifies it.
+    Contains a consistent snapshot of the database, a list of all checkpoints, and a manifest with checksums. `oppo restore`
+    restores it, `oppo restore --check` verifies it.
     """
-    with platform_servers(), _in_words():
+    with platform_servers(), _translate_errors():
         set_up_django()
         from oppo_platform.backup.create import create_backup
 
-        made = create_backup(_url(), file_or_folder, _tell, with_keys=with_keys, with_checkpoints=with_checkpoints)
-    click.echo(f"{made.file}: {made.bytes:,} bytes, everything as of {made.manifest['made_at'][:19]} UTC.")
-    click.echo("\n".join(not_in_it(made.manifest)))
+        result = create_backup(_url(), file_or_folder, _print_progress, with_keys=with_keys, with_checkpoints=with_checkpoints)
+    click.echo(f"{result.file}: {result.bytes:,} bytes, everything as of {result.manifest['made_at'][:19]} UTC.")
+    click.echo("\n".join(missing_parts(result.manifest)))
 
 
 def _url() -> str:
     return os.environ["DATABASE_URL"]
 
 
-def not_in_it(manifest: dict[str, Any]) -> list[str]:
-    """What a backup does not hold and must be kept apart, in lines."""
-    told, lines = manifest["checkpoints"], []
+def missing_parts(manifest: dict[str, Any]) -> list[str]:
+    """Lines about data that a backup does not contain and that must be saved separately."""
+    checkpoints, lines = manifest["checkpoints"], []
     if not manifest["keys"]["included"]:
         lines += [
             "NOT INCLUDED: the keys. Without them team secrets cannot be decrypted, and all tokens become invalid.",
             "  Save secret_key and secrets_keys of OPPO_HOME (or OPPO_SECRET_KEY, OPPO_SECRETS_KEYS) separately, or --with-keys.",
         ]
-    if left := told["registered"] - told["included"]:
+    if left := checkpoints["registered"] - checkpoints["included"]:
         lines.append(
-            f"NOT INCLUDED: files of {left} of {told['registered']} checkpoints. Copy the artifact root, or --with-checkpoints."
+            f"NOT INCLUDED: files of {left} of {checkpoints['registered']} checkpoints. "
+            "Copy the artifact root, or --with-checkpoints."
         )
     return lines
 
@@ -88,12 +89,12 @@ def not_in_it(manifest: dict[str, Any]) -> list[str]:
     help="Nothing has changed since the backup (a move, an upgrade): running runs continue, links stay valid, ids continue.",
 )
 def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None:
-    """Put a backup in the place of the platform's database, once all of it has been verified. The platform must stand still.
+    """Verify a backup and replace the platform's database by it. The platform must be stopped.
 
-    Fills a new database, brings it up to date, ends what the backup took for running, and swaps it for the old one, which is
-    kept under another name. Until then nothing is changed.
+    Fills a new database, migrates it, ends the attempts that were running, and swaps it for the old one, which is kept under
+    another name. Nothing is changed until the swap.
     """
-    with _in_words():
+    with _translate_errors():
         if check:
             _check(file)
         else:
@@ -103,57 +104,59 @@ def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None
 def _check(file: Path) -> None:
     from oppo_platform.backup.archive import check_complete, open_archive
 
-    with open_archive(file, _tell) as archive:
+    with open_archive(file, _print_progress) as archive:
         check_complete(archive)
-        told = archive.manifest
-    click.echo(
-        f"{file} is intact: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
-    )
-    click.echo(f"{told['rows'].get('public.runs_run', 0)} runs, {sum(told['rows'].values())} rows in {len(told['rows'])} tables.")
-    click.echo("\n".join(not_in_it(told)))
+        manifest = archive.manifest
+    made_at = manifest["made_at"][:19]
+    click.echo(f"{file} is intact: OPPO {manifest['platform_version']}, PostgreSQL {manifest['postgres']}, made {made_at} UTC.")
+    rows = manifest["rows"]
+    click.echo(f"{rows.get('public.runs_run', 0)} runs, {sum(rows.values())} rows in {len(rows)} tables.")
+    click.echo("\n".join(missing_parts(manifest)))
 
 
 def _restore(file: Path, replace: bool, nothing_since: bool) -> None:
     from oppo_platform.backup.archive import open_archive
     from oppo_platform.backup.databases import connect_server
 
-    with open_archive(file, _tell) as archive, _standing_still() as home, connect_server(_url()) as server:
+    with open_archive(file, _print_progress) as archive, _locked_home() as home, connect_server(_url()) as server:
         set_up_django()
-        from oppo_platform.backup.restore import restore as put_back
+        from oppo_platform.backup.restore import restore as restore_archive
 
-        done = put_back(archive, server, home.path, file.name, _tell, replace=replace, nothing_since=nothing_since)
-    click.echo(f"Restored the platform as of {archive.manifest['made_at'][:19]} UTC, with {done.runs} runs.")
-    click.echo("\n".join(_report(done, nothing_since)))
+        result = restore_archive(
+            archive, server, home.path, file.name, _print_progress, replace=replace, nothing_since=nothing_since
+        )
+    click.echo(f"Restored the platform as of {archive.manifest['made_at'][:19]} UTC, with {result.runs} runs.")
+    click.echo("\n".join(_report(result, nothing_since)))
 
 
 @contextmanager
-def _standing_still() -> Iterator[Home]:
-    """The home, in which no `oppo up` runs or starts meanwhile, and DATABASE_URL set."""
+def _locked_home() -> Iterator[Home]:
+    """Lock the home against `oppo up` and set DATABASE_URL."""
     home = Home.from_environment()
     with home.locked(), platform_servers(locked=True):
         yield home
 
 
-def _report(done: Any, nothing_since: bool) -> list[str]:
+def _report(result: Any, nothing_since: bool) -> list[str]:
     lines = []
-    if done.kept:
-        lines.append(f"The previous database is kept as {done.kept}. To delete it: oppo kept-databases --drop {done.kept}")
-    if done.migrated:
-        lines.append(f"Migrated: {', '.join(done.migrated)}.")
-    lines += done.keys
-    lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {what}" for what in done.undecryptable]
-    lines += [f"MISSING checkpoint: {what}" for what in done.missing.lost]
-    if done.missing.gone_before:
+    if result.kept:
+        lines.append(f"The previous database is kept as {result.kept}. To delete it: oppo kept-databases --drop {result.kept}")
+    if result.migrated:
+        lines.append(f"Migrated: {', '.join(result.migrated)}.")
+    lines += result.keys
+    lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {item}" for item in result.undecryptable]
+    lines += [f"MISSING checkpoint: {item}" for item in result.missing.lost]
+    if result.missing.gone_before:
         lines.append(
-            f"{done.missing.gone_before} checkpoints had been deleted before the backup: runs keep their latest and best."
+            f"{result.missing.gone_before} checkpoints had been deleted before the backup: runs keep their latest and best."
         )
-    if done.missing.elsewhere:
+    if result.missing.elsewhere:
         lines.append(
-            f"{done.missing.elsewhere} checkpoints are not accessible here: they are on nodes' disks or in another store."
+            f"{result.missing.elsewhere} checkpoints are not accessible here: they are on nodes' disks or in another store."
         )
     if not nothing_since:
         lines.append(
-            f"{done.attempts_ended} attempts were running then; they were ended, their runs are queued with checkpoints."
+            f"{result.attempts_ended} attempts were running then; they were ended, their runs are queued with checkpoints."
         )
         lines.append(
             "Links, invites, join tokens and sessions of then are invalid. TOKENS REVOKED SINCE ARE VALID AGAIN: review them."
@@ -165,10 +168,10 @@ def _report(done: Any, nothing_since: bool) -> list[str]:
 @click.option("--drop", metavar="NAME", help="Delete this one permanently.")
 @click.option("--put-back", metavar="NAME", help="Make this one the platform's database again; the current one is set aside.")
 def kept_databases(drop: str | None, put_back: str | None) -> None:
-    """List the databases that `oppo restore` has put aside, delete one, or undo a restore. The platform must stand still."""
+    """List the databases that `oppo restore` replaced, delete one, or undo a restore. The platform must be stopped."""
     from oppo_platform.backup.databases import connect_server
 
-    with _in_words(), _standing_still(), connect_server(_url()) as server:
+    with _translate_errors(), _locked_home(), connect_server(_url()) as server:
         if drop is not None:
             server.drop_kept(drop)
         if put_back is not None:

@@ -1,4 +1,4 @@
-"""The one-shot set-up of `oppo up`, in a process of its own. Prints one line of JSON."""
+"""One-time set-up of `oppo up`, run as a separate process. Prints one line of JSON (`stack.SetupResult`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ API_TOKEN_DAYS = 7.0
 API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
 
 
-def prepare() -> None:
-    """Migrate, build static files, make the first user if there is none, and tokens for the worker and the terminal."""
+def set_up() -> None:
+    """Migrate, build static files, create the first user if necessary, and tokens for the worker and the terminal."""
     from django.core.management import call_command
 
     call_command("migrate", interactive=False, verbosity=0)
@@ -26,7 +26,7 @@ def prepare() -> None:
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
     assert project is not None
     revoke_named(first.user, API_TOKEN_NAME)
-    answer = {
+    result = {
         "join_token": create_join_token(hours=1),
         "username": first.user.username,
         "password": first.password,
@@ -34,9 +34,9 @@ def prepare() -> None:
         "api_token": create_api_token(first.user, project.team, API_TOKEN_NAME, days=API_TOKEN_DAYS).text,
         "project": project.pk,
     }
-    print(json.dumps(answer))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
     set_up_django()
-    prepare()
+    set_up()

@@ -1,4 +1,4 @@
-"""The platform from a terminal or a script, over the notebook client (docs/client.md): `oppo login`, `submit`, `runs`, …"""
+"""Commands over the notebook client (docs/client.md): `oppo login`, `submit`, `runs`, `watch`, `logs`, …"""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-HERE = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8000"
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
-    """The client's errors become exit statuses: 2 when the platform refuses, 1 when it fails or is not there."""
+def _translate_errors() -> Iterator[None]:
+    """Raise the client's errors as `Refusal` (exit status 2) or `Failure` (1)."""
     from oppo_client import OppoError
 
     try:
         yield
-    except BrokenPipeError:  # who reads our output has had enough (`| head`), which is no failure to tell of
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
         raise
     except (OppoError, OSError) as error:
         raise (Refusal if _is_refusal(error) else Failure)(_plain(str(error))) from error
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether another try would be answered the same."""
+    """Whether a retry would give the same error."""
     from oppo_client import ApiError, ConfigError, NoCheckpoint, ServerFault, TooManyRequests
 
     return isinstance(error, ApiError | ConfigError | NoCheckpoint) and not isinstance(error, ServerFault | TooManyRequests)
 
 
-def _connected(command: F) -> F:
-    """Decorates a command that takes a client first."""
+def _with_client(command: F) -> F:
+    """Decorate a command whose first argument is a client."""
 
     @wraps(command)
     def run(**options: Any) -> Any:
         from oppo_client import Client
 
-        with _in_words(), Client() as client:
+        with _translate_errors(), Client() as client:
             return command(client, **options)
 
     return run  # type: ignore[return-value]
@@ -61,25 +61,26 @@ def _connected(command: F) -> F:
 @click.command()
 @click.argument("url", required=False)
 def login(url: str | None) -> None:
-    """Keep the address of a platform and a token for it, for this user alone (~/.config/oppo/config.toml, mode 0600).
+    """Save the URL of a platform and a token for it in ~/.config/oppo/config.toml (mode 0600).
 
-    The token is asked for, or read from standard input, so that it stands in no history. You make one on your team's page.
+    The token is read from a prompt or from standard input, so the shell history does not contain it. Create one on your team's
+    page.
     """
     import os
 
     from oppo_client import Client, Config, Retries, config_path, save_config
     from oppo_client.config import check_token, check_url
 
-    with _in_words():
-        address = check_url(url or os.environ.get("OPPO_URL") or HERE, config_path())
-        asked = sys.stdin.isatty()
-        token = click.prompt(f"Token for {address}", hide_input=True) if asked else sys.stdin.readline()
+    with _translate_errors():
+        address = check_url(url or os.environ.get("OPPO_URL") or DEFAULT_URL, config_path())
+        interactive = sys.stdin.isatty()
+        token = click.prompt(f"Token for {address}", hide_input=True) if interactive else sys.stdin.readline()
         config = Config(address, check_token(token.strip(), config_path()))
-        with Client(config.url, config.token, retries=Retries(most=1)) as client:  # somebody who may have mistyped waits
+        with Client(config.url, config.token, retries=Retries(most=1)) as client:  # a mistyped URL fails soon
             me = client.me()
-        place = save_config(config)
+        path = save_config(config)
     teams = ", ".join(f"{team['name']} ({team['role']})" for team in me["teams"]) or "no team"
-    click.echo(_plain(f"You are {me['user']} in {teams}. Saved to {place}."))
+    click.echo(_plain(f"You are {me['user']} in {teams}. Saved to {path}."))
 
 
 @click.command()
@@ -88,10 +89,10 @@ def login(url: str | None) -> None:
 @click.option("--set", "changes", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. overlap.overcommit.max=8.")
 @click.option("--watch", "follow", is_flag=True, help="Show progress; exit 1 unless the run succeeds.")
 @as_json
-@_connected
+@_with_client
 def submit(client: Client, spec: Path, project: str | None, changes: tuple[str, ...], follow: bool, as_json: bool) -> None:
-    """Queue a run from the YAML file SPEC. Prints its number and address."""
-    run = client.submit(spec, project=project, overrides=dict(map(_change, changes)))
+    """Queue a run from the YAML file SPEC. Prints its number and URL."""
+    run = client.submit(spec, project=project, overrides=dict(map(_parse_change, changes)))
     if as_json and not follow:
         click.echo(json.dumps(run.summary))
     elif not as_json:
@@ -100,19 +101,19 @@ def submit(client: Client, spec: Path, project: str | None, changes: tuple[str, 
         _watch(run, as_json)
 
 
-def _change(text: str) -> tuple[str, Any]:
-    """`path=value`; the value is JSON if it can be read as such, and text otherwise. Raises `BadParameter`."""
-    path, found, value = text.partition("=")
-    if not found or not path:
+def _parse_change(text: str) -> tuple[str, Any]:
+    """Parse `path=value`; the value is JSON, otherwise text. Raises `BadParameter`."""
+    path, separator, value = text.partition("=")
+    if not separator or not path:
         raise click.BadParameter(f"{text!r} is not PATH=VALUE", param_hint="--set")
     try:
-        return path, json.loads(value, parse_constant=_finite, parse_float=_finite)
+        return path, json.loads(value, parse_constant=_parse_finite, parse_float=_parse_finite)
     except (ValueError, RecursionError):
         return path, value
 
 
-def _finite(text: str) -> float:
-    """Raises ValueError for what JSON has no word for: the platform says best what it wants there instead."""
+def _parse_finite(text: str) -> float:
+    """Raise ValueError for a non-finite number, which is then sent as text and rejected by the platform with the field's path."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(text)
@@ -126,12 +127,12 @@ def _finite(text: str) -> float:
 @click.option("--state", "states", multiple=True, help="Only these states. Repeatable.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Maximum number of runs.")
 @as_json
-@_connected
+@_with_client
 def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List runs, newest first, that match a FILTER such as 'state:running reward>0.5' (docs/runs.md)."""
-    found = list(islice(client.runs(filter, sort, project=project, state=states), limit))
+    matches = list(islice(client.runs(filter, sort, project=project, state=states), limit))
     if as_json:
-        click.echo(json.dumps([run.summary for run in found]))
+        click.echo(json.dumps([run.summary for run in matches]))
         return
     from oppo_client import Table
     from oppo_client.run_base import REWARD
@@ -146,22 +147,22 @@ def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str
         "project": lambda run: run.project,
         "user": lambda run: run.summary["user"],
     }
-    click.echo(repr(Table({name: [of(run) for run in found] for name, of in columns.items()})) if found else "no runs")
+    click.echo(repr(Table({name: [value(run) for run in matches] for name, value in columns.items()})) if matches else "no runs")
 
 
 @click.command()
 @click.argument("run_id", metavar="RUN", type=int)
 @as_json
-@_connected
+@_with_client
 def watch(client: Client, run_id: int, as_json: bool) -> None:
-    """Show the progress of RUN until it ends. With --json a summary a line. Exit 1 unless it succeeds."""
+    """Show the progress of RUN until it ends. With --json one summary per line. Exit 1 unless it succeeds."""
     _watch(client.get(run_id), as_json)
 
 
 def _watch(run: Run, as_json: bool) -> None:
     if as_json:
-        for told in run.changes():
-            click.echo(json.dumps(told))
+        for summary in run.changes():
+            click.echo(json.dumps(summary))
     else:
         run.watch()
     if run.state != "succeeded":
@@ -176,14 +177,14 @@ def _watch(run: Run, as_json: bool) -> None:
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor", "platform"]), help="Only this stream.")
 @click.option("--search", default="", help="Only lines that contain all these words.")
 @as_json
-@_connected
-def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_json: bool, **wanted: Any) -> None:
-    """Print the log of RUN. With --json an object a line."""
+@_with_client
+def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_json: bool, **filters: Any) -> None:
+    """Print the log of RUN. With --json one object per line."""
     on_terminal = sys.stdout.isatty()
-    for line in client.get(run_id).logs(tail=None if whole else lines, q=search, **wanted):
+    for line in client.get(run_id).logs(tail=None if whole else lines, q=search, **filters):
         if as_json:
-            told = {"id": line.id, "attempt": line.attempt, "stream": line.stream, "text": line.text}
-            click.echo(json.dumps({**told, "time": line.time.isoformat()}))
+            fields = {"id": line.id, "attempt": line.attempt, "stream": line.stream, "text": line.text}
+            click.echo(json.dumps({**fields, "time": line.time.isoformat()}))
         else:
             click.echo(_plain(line.text) if on_terminal else line.text)
 
@@ -191,34 +192,31 @@ def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_j
 @click.command()
 @click.argument("run_ids", metavar="RUN…", type=int, nargs=-1, required=True)
 @as_json
-@_connected
+@_with_client
 def cancel(client: Client, run_ids: tuple[int, ...], as_json: bool) -> None:
-    """Cancel runs. One that has ended stays as it is; one that may not be cancelled does not keep the others."""
-    found = [client.get(run_id) for run_id in run_ids]  # a number that is none is told before anything is cancelled
-    refused = _cancel_each(found, (lambda run: None) if as_json else (lambda run: click.echo(run.line())))
+    """Cancel runs. An ended run is unchanged; an error for one run does not prevent the others."""
+    runs = [client.get(run_id) for run_id in run_ids]  # an unknown number fails before anything is cancelled
+    errors = _cancel_each(runs, (lambda run: None) if as_json else (lambda run: click.echo(run.line())))
     if as_json:
-        click.echo(json.dumps([run.summary for run in found if run.id not in refused]))
-    if refused:
-        kind = Refusal if all(map(_is_refusal, refused.values())) else Failure
-        raise kind(_plain("\n".join(f"Run {run_id} was not cancelled: {error}" for run_id, error in refused.items())))
+        click.echo(json.dumps([run.summary for run in runs if run.id not in errors]))
+    if errors:
+        kind = Refusal if all(map(_is_refusal, errors.values())) else Failure
+        raise kind(_plain("\n".join(f"Run {run_id} was not cancelled: {error}" for run_id, error in errors.items())))
 
 
-def _cancel_each(found: list[Run], done: Callable[[Run], None]) -> dict[int, OppoError]:
-    """Why which of the runs was not cancelled; `done` is told of each of the others at once.
-
-    When the platform is gone the rest is not asked for: each would wait as long again for nothing.
-    """
+def _cancel_each(runs: list[Run], on_cancelled: Callable[[Run], None]) -> dict[int, OppoError]:
+    """Cancel runs; returns the error of each that was not cancelled. Stops at the first `Unreachable`."""
     from oppo_client import OppoError, Unreachable
 
-    refused: dict[int, OppoError] = {}
-    for place, run in enumerate(found):
+    errors: dict[int, OppoError] = {}
+    for position, run in enumerate(runs):
         try:
-            done(run.cancel())
+            on_cancelled(run.cancel())
         except Unreachable as error:
-            return refused | {left.id: error for left in found[place:]}
+            return errors | {rest.id: error for rest in runs[position:]}
         except OppoError as error:
-            refused[run.id] = error
-    return refused
+            errors[run.id] = error
+    return errors
 
 
 @click.command()
@@ -226,15 +224,15 @@ def _cancel_each(found: list[Run], done: Callable[[Run], None]) -> dict[int, Opp
 @click.option("--target", type=float, help="Target reward; default: the first budget.target_reward.")
 @click.option("--baseline", type=int, help="Baseline run; default: the pinned run, otherwise the first.")
 @as_json
-@_connected
+@_with_client
 def compare(client: Client, run_ids: tuple[int, ...], target: float | None, baseline: int | None, as_json: bool) -> None:
     """Compare runs: time to a target reward, speed-up, bubbles, and the settings that differ (docs/comparing.md)."""
-    told = client.compare(run_ids, target_reward=target, baseline=baseline, max_points=8)
+    comparison = client.compare(run_ids, target_reward=target, baseline=baseline, max_points=8)
     if as_json:
-        click.echo(json.dumps({name: value for name, value in told.data.items() if name not in ("series", "counted")}))
+        click.echo(json.dumps({name: value for name, value in comparison.data.items() if name not in ("series", "counted")}))
         return
-    table = told.table(frame=False)
-    # A row a figure: runs are few, and figures would not fit side by side.
+    table = comparison.table(frame=False)
+    # Transposed, one column per run, to fit the terminal.
     heads = [str(run) for run in table["run"]]
     rows = {name: values for name, values in table.items() if name != "run" and any(v not in (None, "") for v in values)}
     columns = {head: [values[i] for values in rows.values()] for i, head in enumerate(heads)}
@@ -246,15 +244,14 @@ def compare(client: Client, run_ids: tuple[int, ...], target: float | None, base
 @click.option("--checkpoint", default="latest", show_default=True, help="Step or name of the checkpoint.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Parent folder for the download.")
 @as_json
-@_connected
+@_with_client
 def pull(client: Client, run_id: int, checkpoint: str, out: Path, as_json: bool) -> None:
-    """Download a checkpoint of RUN, checked against its manifest. Goes on where an earlier call broke off."""
-    which = int(checkpoint) if checkpoint.isdecimal() else checkpoint
-    found = client.get(run_id).checkpoint(which)
-    folder = found.download(out)
-    click.echo(json.dumps({**found.data, "folder": str(folder)}) if as_json else str(folder))
+    """Download a checkpoint of RUN and verify it against its manifest. Resumes a partial download."""
+    selected = client.get(run_id).checkpoint(int(checkpoint) if checkpoint.isdecimal() else checkpoint)
+    folder = selected.download(out)
+    click.echo(json.dumps({**selected.data, "folder": str(folder)}) if as_json else str(folder))
 
 
 def _plain(text: str) -> str:
-    """Without control characters, which would move a terminal's cursor; lines and tabs stay."""
+    """Text without control characters, except newlines and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

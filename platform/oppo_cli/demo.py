@@ -1,7 +1,4 @@
-"""`oppo demo`: the whole platform, two real runs through it, and the table that compares them.
-
-bring the platform up → make the task's models → submit sequential PPO and OPPO → watch → compare → go on serving
-"""
+"""`oppo demo`: start the platform, create the task's models, train sequential PPO and OPPO, compare them, keep serving."""
 
 from __future__ import annotations
 
@@ -10,30 +7,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from oppo_cli.examples import DEMO, example_text, prepare_command
 from oppo_cli.home import Failure, Home
 from oppo_cli.processes import last_lines, start_logged
-from oppo_cli.stack import Prepared, Stack
+from oppo_cli.stack import SetupResult, Stack
 from oppo_cli.up import print_welcome
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oppo_cli.demo_api import DemoApi
+    from oppo_client import Client, Run
 
 TASK = "letters"
-CATALOGUE_WITHIN_S = 60.0
-LOOK_EVERY_S = 1.0
-ENDED = ("succeeded", "failed", "cancelled")
+CATALOGUE_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 1.0
 INTERRUPTED = 130
 
 
 class Interrupted(Exception):
-    """Ctrl-C."""
+    """Ctrl-C was pressed."""
 
 
 @click.command()
@@ -42,35 +38,35 @@ class Interrupted(Exception):
 @click.option("--fresh", is_flag=True, help="Train the two runs again even if a trained pair exists.")
 @click.option("--port", type=click.IntRange(1, 65535), help="HTTP port.")
 def demo(leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> None:
-    """Train two real PPO-RLHF runs on this machine, sequential PPO and OPPO, and compare them.
+    """Train two PPO-RLHF runs on this machine, sequential PPO and OPPO, and compare them.
 
-    Everything comes along: database, broker, pages, worker, a small learning task. Data stays in OPPO_HOME (default: .oppo);
-    a second demo starts in seconds and shows the last pair. Ctrl-C stops every process.
+    Starts the whole platform with a small learning task. Data stays in OPPO_HOME (default: .oppo); a second demo starts in
+    seconds and shows the existing pair. Ctrl-C stops every process.
     """
     from rich.console import Console
 
     console = Console(highlight=False)
     home = Home.from_environment()
     with home.locked(), Stack(home, port=port) as stack:
-        making = _start_making(stack)
+        preparation = _start_preparation(stack)
         console.print("Starting database, broker, web, scheduler and worker…")
-        prepared = stack.start()
-        stack.watch.catch_stop()
-        print_welcome(prepared, stack.base_url)
+        setup = stack.start()
+        stack.signals.catch_stop()
+        print_welcome(setup, stack.base_url)
         try:
-            good = _Demo(stack, prepared, console).run(making, fresh=fresh, json_file=json_file)
+            succeeded = _Demo(stack, setup, console).run(preparation, fresh=fresh, json_file=json_file)
         except Interrupted:
             console.print("Stopping…")
             raise SystemExit(INTERRUPTED if leave else 0) from None
         if leave:
-            raise SystemExit(0 if good else 1)
+            raise SystemExit(0 if succeeded else 1)
         console.print(f"\nStill serving at {stack.base_url}  (Ctrl-C stops everything)")
         stack.keep_alive()
         console.print("Stopping…")
 
 
-def _start_making(stack: Stack) -> subprocess.Popen[bytes]:
-    """Make the task's models while the servers start; a finished set is left alone."""
+def _start_preparation(stack: Stack) -> subprocess.Popen[bytes]:
+    """Create the task's models while the servers start; existing models are reused."""
     log = stack.home.logs / "task.log"
     log.unlink(missing_ok=True)
     command, folder = prepare_command(stack.home.models / TASK)
@@ -81,109 +77,113 @@ def _start_making(stack: Stack) -> subprocess.Popen[bytes]:
 
 
 class _Demo:
-    def __init__(self, stack: Stack, prepared: Prepared, console: Console) -> None:
-        from oppo_cli.demo_api import DemoApi
+    def __init__(self, stack: Stack, setup: SetupResult, console: Console) -> None:
+        from oppo_client import Client, Retries
 
-        self.stack, self.prepared, self.console = stack, prepared, console
-        self.api: DemoApi = DemoApi(stack.base_url_here(), prepared.api_token)
-        self.kept = stack.home.path / "demo.json"
+        self.stack, self.setup, self.console = stack, setup, console
+        # Without retries: `_watch` must keep restarting processes while web is down.
+        self.client: Client = Client(stack.local_url(), setup.api_token, retries=Retries(most=0))
+        self.saved_pair = stack.home.path / "demo.json"
 
-    def run(self, making: subprocess.Popen[bytes], *, fresh: bool, json_file: Path | None) -> bool:
-        """The demo's steps; returns whether both runs succeeded. Raises Interrupted, Failure."""
-        self._wait_for_task(making)
+    def run(self, preparation: subprocess.Popen[bytes], *, fresh: bool, json_file: Path | None) -> bool:
+        """Run the demo; returns whether both runs succeeded. Raises Interrupted, Failure."""
+        self._wait_for_models(preparation)
         pair = None if fresh else self._last_pair()
         if pair is None:
             pair = self._submit_pair()
         else:
             self.console.print("Showing the existing pair; `--fresh` trains a new one.")
         runs = self._watch(pair)
-        good = all(run["state"] == "succeeded" for run in runs)
-        if good:
-            self._tell_figures(pair, json_file)
-        for run in runs:
-            if run["state"] != "succeeded":
-                self._tell_failure(run)
+        failed = [run for run in runs if run.state != "succeeded"]
+        if not failed:
+            self._print_comparison(runs, json_file)
+        for run in failed:
+            lines = "\n".join(run.summary.get("last_log_lines") or [])
+            sys.stderr.write(f"{run.name} {run.state}: {run.summary.get('error') or run.reason}\n{lines}\n")
         self.console.print(f"Compare them at {self.stack.base_url}/compare?runs={pair[0]},{pair[1]}", soft_wrap=True)
-        return good
+        return not failed
 
-    def _wait_for_task(self, making: subprocess.Popen[bytes]) -> None:
+    def _wait_for_models(self, preparation: subprocess.Popen[bytes]) -> None:
         log, shown = self.stack.home.logs / "task.log", ""
-        while making.poll() is None:
+        while preparation.poll() is None:
             newest = last_lines(log).splitlines()[-1:] or [""]
             if newest[0] != shown:
                 shown = newest[0]
                 self.console.print(f"Learning task: {shown}")
             self._pause()
-        if making.returncode != 0:
+        if preparation.returncode != 0:
             raise Failure(f"The learning task could not be prepared.\n{last_lines(log)}")
 
     def _last_pair(self) -> list[int] | None:
-        """The runs of an earlier demo, unless one of them failed or is gone."""
-        if not self.kept.exists():
+        """The runs of an earlier demo, unless one failed or was deleted."""
+        from oppo_client import NotFound
+
+        if not self.saved_pair.exists():
             return None
-        pair = [int(run_id) for run_id in json.loads(self.kept.read_text())["runs"]]
-        runs = [self.api.run(run_id) for run_id in pair]
-        return pair if all(run is not None and run["state"] not in ("failed", "cancelled") for run in runs) else None
+        pair = [int(run_id) for run_id in json.loads(self.saved_pair.read_text())["runs"]]
+        try:
+            return pair if all(self.client.get(run_id).state not in ("failed", "cancelled") for run_id in pair) else None
+        except NotFound:
+            return None
 
     def _submit_pair(self) -> list[int]:
         pair = [self._submit(example_text(name)) for name in DEMO]
-        self.kept.write_text(json.dumps({"runs": pair}))
+        self.saved_pair.write_text(json.dumps({"runs": pair}))
         return pair
 
     def _submit(self, yaml: str) -> int:
-        """Submit one run, as a user would; the worker may need a moment to report the new models."""
-        deadline = time.monotonic() + CATALOGUE_WITHIN_S
+        """Submit a run; retries until the worker has reported the new models."""
+        from oppo_client import Refused
+
+        deadline = time.monotonic() + CATALOGUE_TIMEOUT_S
         while True:
-            run_id, complaints = self.api.submit(yaml, self.prepared.project)
-            if run_id is not None:
-                return run_id
-            if time.monotonic() > deadline:
-                raise Failure("The platform rejected the demo's run:\n" + "\n".join(complaints))
+            try:
+                return self.client.submit(yaml=yaml, project=self.setup.project).id
+            except Refused as error:
+                if time.monotonic() > deadline:
+                    raise Failure(f"The platform rejected the demo's run: {error}") from error
             self._pause()
 
-    def _watch(self, pair: list[int]) -> list[dict[str, Any]]:
-        """Show the runs until both have ended."""
-        import httpx
-
+    def _watch(self, pair: list[int]) -> list[Run]:
+        """Show progress until both runs have ended."""
         from oppo_cli.demo_screen import RunsScreen
+        from oppo_client import ServerFault, Unreachable
 
-        runs: list[dict[str, Any]] = []
         with RunsScreen(self.console) as screen:
             while True:
                 try:
-                    found = [self.api.run(run_id) for run_id in pair]
-                except httpx.TransportError:  # web was killed; it comes back on the same port
+                    runs = [self.client.get(run_id) for run_id in pair]
+                except (Unreachable, ServerFault):  # web is restarting, on the same port
                     self._pause()
                     continue
-                runs = [run for run in found if run is not None]
-                screen.show(runs)
-                if all(run["state"] in ENDED for run in runs):
+                screen.show([run.summary for run in runs])
+                if all(run.ended for run in runs):
                     return runs
                 self._pause()
 
-    def _tell_figures(self, pair: list[int], json_file: Path | None) -> None:
+    def _print_comparison(self, runs: list[Run], json_file: Path | None) -> None:
         from oppo_cli.demo_figures import bench_document, run_figures, table_rows
         from oppo_cli.demo_screen import print_table
-        from oppo_cli.train import REWARD
         from oppo_contract.yaml_text import load_yaml
 
         spec = load_yaml(example_text("oppo"))
-        warm = spec.overlap.max_age + 1
-        compared = self.api.compare(pair)
-        sequential, oppo = (
-            run_figures(compared, run_id, self.api.axis(run_id, REWARD, "wall"), self.api.axis(run_id, REWARD, "tokens"), warm)
-            for run_id in pair
-        )
-        print_table(self.console, table_rows(sequential, oppo), warm)
+        warmup = spec.overlap.max_age + 1
+        comparison = self.client.compare(runs).data
+        sequential, oppo = (run_figures(comparison, run.id, _axis(run, "wall"), _axis(run, "tokens"), warmup) for run in runs)
+        print_table(self.console, table_rows(sequential, oppo), warmup)
         if json_file is not None:
-            settings = {"seed": spec.seed, "steps": spec.steps, "batch_size": spec.ppo.batch_size, "left_out_steps": warm}
+            settings = {"seed": spec.seed, "steps": spec.steps, "batch_size": spec.ppo.batch_size, "left_out_steps": warmup}
             json_file.write_text(json.dumps(bench_document(sequential, oppo, settings), indent=2) + "\n")
 
-    def _tell_failure(self, run: dict[str, Any]) -> None:
-        lines = "\n".join(run.get("last_log_lines") or [])
-        sys.stderr.write(f"{run['name']} {run['state']}: {run.get('error') or run['reason']}\n{lines}\n")
-
     def _pause(self) -> None:
-        self.stack.keep_alive(LOOK_EVERY_S)
-        if self.stack.watch.stop_asked:
+        self.stack.keep_alive(POLL_INTERVAL_S)
+        if self.stack.signals.stop_requested:
             raise Interrupted
+
+
+def _axis(run: Run, x: str) -> dict[int, float]:
+    """Step → position on the axis `x` (seconds, tokens), for every step with a reward."""
+    from oppo_cli.train import REWARD
+
+    table = run.metrics(REWARD, x, frame=False)
+    return dict(zip(table["step"], table[x], strict=True))

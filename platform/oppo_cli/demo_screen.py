@@ -1,4 +1,4 @@
-"""What the demo shows in the terminal: preparation, the two runs' progress, the table. Plain lines where there is no terminal."""
+"""Terminal output of the demo: progress of the runs and the table. Plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.table import Table
 from oppo_cli.demo_figures import Row
 from oppo_cli.train import REWARD, reward_text
 
-PLAIN_LINE_EVERY_S = 10.0
+LINE_INTERVAL_S = 10.0
 BAR_CELLS = 28
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 class RunsScreen:
-    """The progress of the runs; `show` is called about once a second."""
+    """Progress of the runs; `show` is called about once a second."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._next_line = 0.0
-        self._told: dict[int, str] = {}
+        self._printed_states: dict[int, str] = {}
 
     def __enter__(self) -> RunsScreen:
         if self._live:
@@ -36,23 +36,23 @@ class RunsScreen:
             self._live.stop()
 
     def show(self, runs: list[dict[str, Any]]) -> None:
-        """Draw the newest summaries."""
+        """Show the runs' summaries."""
         if self._live:
             self._live.update(_progress_table(runs), refresh=True)
             return
         due = time.monotonic() >= self._next_line
         if due:
-            self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+            self._next_line = time.monotonic() + LINE_INTERVAL_S
         for run in runs:
-            changed = self._told.get(run["id"]) != run["state"]
+            changed = self._printed_states.get(run["id"]) != run["state"]
             if changed or (due and run["state"] == "running"):
-                self._told[run["id"]] = run["state"]
+                self._printed_states[run["id"]] = run["state"]
                 self._console.print(_line(run), highlight=False)
 
 
 def _line(run: dict[str, Any]) -> str:
-    said = f"{run['name']}: {run['state']}, step {run['step']}/{run['total_steps']}, reward {_reward(run)}"
-    return said + (f", {_left(run)} left" if run["state"] == "running" else "")
+    line = f"{run['name']}: {run['state']}, step {run['step']}/{run['total_steps']}, reward {_reward(run)}"
+    return line + (f", {_left(run)} left" if run["state"] == "running" else "")
 
 
 def _progress_table(runs: list[dict[str, Any]]) -> Table:
@@ -78,8 +78,8 @@ def _left(run: dict[str, Any]) -> str:
     return f"{minutes}:{seconds:02d}"
 
 
-def print_table(console: Console, rows: list[Row], left_out: int) -> None:
-    """The comparison, with what the times leave out."""
+def print_table(console: Console, rows: list[Row], warmup: int) -> None:
+    """Print the comparison and the steps that times exclude."""
     table = Table(title="Sequential PPO and OPPO, same seed, same work", title_justify="left")
     table.add_column("")
     for heading in ("sequential", "OPPO", "ratio"):
@@ -88,7 +88,7 @@ def print_table(console: Console, rows: list[Row], left_out: int) -> None:
         table.add_row(row.label, row.sequential, row.oppo, f"{row.ratio:.2f} ×" if row.ratio else "")
     console.print(table)
     console.print(
-        f"Ratio: sequential ÷ OPPO. Time per step and per token leave out the first {left_out} steps of both runs, "
+        f"Ratio: sequential ÷ OPPO. Time per step and per token exclude the first {warmup} steps of both runs, "
         "while OPPO's pool fills.",
         style="dim",
     )

@@ -1,4 +1,4 @@
-"""`oppo export`: the trained actor as a model folder of its own."""
+"""`oppo export`: the trained actor as a model folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oppo_cli.home import Refusal
 def export(checkpoint: Path, out: Path) -> None:
     """Write the actor of a CHECKPOINT (…/checkpoints/step-…) to the new folder OUT, with its tokenizer.
 
-    A Hugging Face model can then be loaded with from_pretrained; low-rank adapters are merged into its weights.
+    A Hugging Face model can be loaded with from_pretrained; LoRA adapters are merged into the weights.
     """
     from oppo_core.checkpointing.export import export_actor
     from oppo_core.checkpointing.save_restore import CheckpointError

@@ -1,4 +1,4 @@
-"""`OPPO_HOME`, the folder with everything an installation on this machine keeps, and who runs in it."""
+"""`OPPO_HOME`, the folder of an installation on this machine: its lock, and the running `oppo up`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from oppo_cli.main import REFUSED
 
 
 class Failure(click.ClickException):
-    """Something went wrong that the user can understand; printed as one paragraph, exit status 1."""
+    """An error with a message for the user; exit status 1."""
 
 
 class Refusal(click.ClickException):
-    """What the user asked for cannot be done as asked; exit status 2."""
+    """An invalid request; exit status 2."""
 
     exit_code = REFUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What a running `oppo up` tells other commands of the same home. The file is 0600: it holds passwords."""
+class RunningPlatform:
+    """A running `oppo up`, for other commands with the same home. Stored with mode 0600: URLs contain passwords."""
 
     pid: int
     base_url: str
@@ -35,12 +35,12 @@ class Running:
     redis_url: str
 
     def environ(self) -> dict[str, str]:
-        """The variables that the platform's commands read."""
+        """Environment variables of the platform's commands."""
         return {"DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url, "OPPO_BASE_URL": self.base_url}
 
 
 class Home:
-    """The folder itself."""
+    """The folder `OPPO_HOME`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class Home:
 
     @classmethod
     def from_environment(cls) -> Home:
-        """`$OPPO_HOME`, or `.oppo` in the working folder; created with mode 0700 when missing."""
+        """`$OPPO_HOME`, or `.oppo` in the working folder; created with mode 0700 if missing."""
         path = Path(os.environ.get("OPPO_HOME", "").strip() or ".oppo").expanduser().resolve()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,38 +64,38 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for one `oppo up`. Raises Failure when another one runs in it."""
+        """Lock the home for one `oppo up`. Raises Failure if another one holds the lock."""
         with self._lock_file.open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Failure(self._who_runs()) from None
+                raise Failure(self._locked_message()) from None
             try:
                 yield
             finally:
                 self._running_file.unlink(missing_ok=True)
 
-    def tell(self, running: Running) -> None:
-        """Let other commands find what runs."""
-        from oppo_contract.machine import write_private  # here: commands that only need the client have no contract
+    def save_running(self, running: RunningPlatform) -> None:
+        """Publish this `oppo up` to other commands."""
+        from oppo_contract.machine import write_private  # lazy: the `client` extra lacks its dependencies
 
         write_private(self._running_file, json.dumps(asdict(running)))
 
-    def running(self) -> Running | None:
-        """The `oppo up` that runs in this home."""
+    def running(self) -> RunningPlatform | None:
+        """The running `oppo up` of this home."""
         with self._lock_file.open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return self._told()
+                return self._read_running()
         return None
 
-    def _told(self) -> Running | None:
-        return Running(**json.loads(self._running_file.read_text())) if self._running_file.exists() else None
+    def _read_running(self) -> RunningPlatform | None:
+        return RunningPlatform(**json.loads(self._running_file.read_text())) if self._running_file.exists() else None
 
-    def _who_runs(self) -> str:
-        told = self._told()
-        where = f" at {told.base_url} (process {told.pid})" if told else ""
+    def _locked_message(self) -> str:
+        running = self._read_running()
+        where = f" at {running.base_url} (process {running.pid})" if running else ""
         return (
             f"OPPO already runs from {self.path}{where}. Stop it with Ctrl-C where it was started, "
             "or set OPPO_HOME to another folder to run a second one."
@@ -103,6 +103,6 @@ class Home:
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a worker, which needs no access to the platform's servers."""
-    hidden = ("DATABASE_URL", "REDIS_URL", "OPPO_SECRET_KEY")
-    return {key: value for key, value in environ.items() if key not in hidden}
+    """The environment of a worker: without the platform's servers and secret key."""
+    secrets = ("DATABASE_URL", "REDIS_URL", "OPPO_SECRET_KEY")
+    return {key: value for key, value in environ.items() if key not in secrets}

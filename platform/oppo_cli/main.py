@@ -1,4 +1,4 @@
-"""The command `oppo` and its subcommands, each imported when it is used."""
+"""The command `oppo`; subcommands are imported when used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 FAILED = 1
 REFUSED = 2
-# Every command's; docs/reference/commands.md is written from it.
+# Of every command; part of docs/reference/commands.md.
 EXIT_STATUSES = {
     0: "Success.",
     FAILED: "Failure: an error, a timeout, or a run that was waited for and did not succeed.",
@@ -46,23 +46,23 @@ COMMANDS = {
     "worker": "oppo_cli.worker_commands:worker",
 }
 
-# Entry points of this group are commands too: `oppo bench` and `oppo cluster` come from `oppo_bench` (pyproject.toml).
+# Entry point group of further commands: `oppo bench` and `oppo cluster` (pyproject.toml).
 COMMAND_GROUP = "oppo.commands"
 
-OURS = frozenset({"oppo_cli", "oppo_client", "oppo_contract", "oppo_platform", "oppo_core", "oppo_bench", "worker"})
+OWN_PACKAGES = frozenset({"oppo_cli", "oppo_client", "oppo_contract", "oppo_platform", "oppo_core", "oppo_bench", "worker"})
 
-OF_THE_ENGINE = frozenset({"torch", "transformers", "tokenizers", "safetensors", "peft"})
+ENGINE_PACKAGES = frozenset({"torch", "transformers", "tokenizers", "safetensors", "peft"})
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named as `module:attribute` and imported when they are used."""
+    """A group whose commands are given as `module:attribute` and imported when used."""
 
     def __init__(self, lazy: Mapping[str, str], **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order in which they are documented."""
+        """Names in documentation order."""
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -73,23 +73,23 @@ class LazyGroup(click.Group):
         try:
             command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as missing:
-            return _without(cmd_name, missing)
+            return _unavailable_command(cmd_name, missing)
         assert isinstance(command, click.Command)
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command. What it lacks is said in words: each extra installs what its own commands need."""
+        """Run a command; a missing package raises a message with the extra that installs it."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as missing:
-            raise _lacking(missing) from missing
+            raise _missing_package(missing) from missing
 
 
 class CommandLine(LazyGroup):
     """`oppo`: the commands of this package, then those that other installed packages register in `COMMAND_GROUP`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order in which they are documented."""
+        """Names in documentation order."""
         return list(dict.fromkeys([*super().list_commands(ctx), *sorted(entry_points(group=COMMAND_GROUP).names)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -99,23 +99,23 @@ class CommandLine(LazyGroup):
         return super().get_command(ctx, cmd_name)
 
 
-def _without(name: str, missing: ModuleNotFoundError) -> click.Command:
-    """A command that is listed, and says what it lacks when it is used."""
-    lacking = _lacking(missing)
+def _unavailable_command(name: str, missing: ModuleNotFoundError) -> click.Command:
+    """A command that is listed but fails with the missing package when used."""
+    error = _missing_package(missing)
 
     def refuse() -> None:
-        raise lacking
+        raise error
 
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, callback=refuse, short_help=f"(needs {missing.name})", context_settings=anything)
+    any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, short_help=f"(needs {missing.name})", context_settings=any_arguments)
 
 
-def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
-    """What to install. Raises the error itself when it is a module of ours that is missing."""
+def _missing_package(missing: ModuleNotFoundError) -> click.ClickException:
+    """An error that names the extra to install. Raises `missing` if it is one of our own modules."""
     package = (missing.name or "").partition(".")[0]
-    if not package or package in OURS:
+    if not package or package in OWN_PACKAGES:
         raise missing
-    extra = "engine" if package in OF_THE_ENGINE else "platform"
+    extra = "engine" if package in ENGINE_PACKAGES else "platform"
     return click.ClickException(
         f"This command needs {package}, which is not installed here. The extras `client`, `worker`, `engine` and `platform`"
         f" install what their commands need; in a checkout: pip install '.[{extra}]'"
@@ -125,8 +125,8 @@ def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
 @click.group(cls=CommandLine, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("oppo-platform"), message="oppo %(version)s")
 def main() -> None:
-    """PPO-based RLHF that wastes no GPU: a training engine, a queue and live dashboards.
+    """PPO-based RLHF with overlapped stages: a training engine, a queue and live dashboards.
 
-    Start with `oppo demo` (everything on this machine, two runs compared) or `oppo up` (the same without runs).
-    Exit status: 0 it worked, 1 it failed, 2 the command line or the spec was refused.
+    Start with `oppo demo` (the platform on this machine and two runs compared) or `oppo up` (the platform alone).
+    Exit status: 0 success, 1 failure, 2 rejected command line or spec.
     """

@@ -1,4 +1,4 @@
-"""Commands that run the platform's parts one by one (production), or look after its users."""
+"""Commands that run single services of the platform (production) or manage its users."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import click
 
 from oppo_cli.home import Failure, Home, Refusal
 
-STREAMS_END_WITHIN_S = 3
-SCHEDULER_FRESH_S = 30.0
-HOUSEKEEPER_FRESH_S = 300.0  # a round may seal a great deal
+SHUTDOWN_TIMEOUT_S = 3
+SCHEDULER_MAX_AGE_S = 30.0
+HOUSEKEEPER_MAX_AGE_S = 300.0  # a round may compact many runs
 
 
 @contextmanager
 def platform_servers(*, locked: bool = False) -> Iterator[None]:
-    """See that DATABASE_URL is set: as given, that of the running `oppo up`, or that of a database started for this command.
+    """Ensure DATABASE_URL: as set, of the running `oppo up`, or of a database started for this command.
 
     Args:
-        locked: the caller holds the home, so that no `oppo up` runs there.
+        locked: the caller holds the lock of the home, so no `oppo up` is running.
     """
     if os.environ.get("DATABASE_URL"):
         yield
@@ -45,7 +45,7 @@ def platform_servers(*, locked: bool = False) -> Iterator[None]:
 
 
 def set_up_django() -> None:
-    """Load Django with the platform's settings. Raises Refusal when a setting is wrong."""
+    """Load Django with the platform's settings. Raises Refusal for an invalid setting."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
     import django
     from django.core.exceptions import ImproperlyConfigured
@@ -58,16 +58,16 @@ def set_up_django() -> None:
 
 @click.group()
 def admin() -> None:
-    """Look after users."""
+    """Manage users, teams and tokens."""
 
 
 @admin.command("create")
 @click.argument("username")
 @click.option("--email", help="Default: USERNAME@localhost.localdomain.")
 def admin_create(username: str, email: str | None) -> None:
-    """Create an administrator with a generated password, which is printed once.
+    """Create an administrator with a generated password, which is shown once.
 
-    The first one gets the first team with a project; later ones become owners of it too.
+    The first administrator gets a team with a project; later ones become owners of that team.
     """
     with platform_servers():
         set_up_django()
@@ -78,13 +78,13 @@ def admin_create(username: str, email: str | None) -> None:
         address = email or f"{username}@localhost.localdomain"
         try:
             if User.objects.exists():
-                made = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER, administers=True)
+                created = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER, administers=True)
             else:
-                made = ensure_first_user(username, address)
+                created = ensure_first_user(username, address)
         except AccountError as error:
             raise Refusal(str(error)) from error
-        click.echo(f"User: {made.user.username}\nPassword: {made.password}  (shown once)")
-        click.echo(f"Login link: {create_login_link(made.user)}")
+        click.echo(f"User: {created.user.username}\nPassword: {created.password}  (shown once)")
+        click.echo(f"Login link: {create_login_link(created.user)}")
 
 
 @admin.command("token")
@@ -103,11 +103,11 @@ def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
         from oppo_platform.accounts.services import AccountError, find_user
 
         try:
-            found = find_user(user)
-            team = Team.objects.filter(memberships__user=found).order_by("id").first()
+            owner = find_user(user)
+            team = Team.objects.filter(memberships__user=owner).order_by("id").first()
             if team is None:
                 raise Refusal(f"{user} is not in a team, and a token belongs to a team member.")
-            click.echo(create_api_token(found, team, name, days, scope).text)
+            click.echo(create_api_token(owner, team, name, days, scope).text)
         except AccountError as error:
             raise Refusal(str(error)) from error
 
@@ -115,7 +115,7 @@ def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
 @admin.command("join-token")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
 def join_token(hours: float) -> None:
-    """Print a token with which workers may join; it is shown once."""
+    """Print a join token for workers; it is shown once."""
     with platform_servers():
         set_up_django()
         from oppo_platform.cluster.services import create_join_token
@@ -127,7 +127,7 @@ def join_token(hours: float) -> None:
 @click.argument("name")
 @click.argument("owner")
 def admin_team(name: str, owner: str) -> None:
-    """Make a team called NAME with OWNER (name or email) as its owner. Owners invite the others in the browser."""
+    """Create a team NAME with OWNER (name or email) as its owner. Owners invite members in the browser."""
     with platform_servers():
         set_up_django()
         from oppo_platform.accounts.services import AccountError, create_team, find_user
@@ -140,9 +140,9 @@ def admin_team(name: str, owner: str) -> None:
 
 @admin.command("rotate-secrets")
 def admin_rotate_secrets() -> None:
-    """Make a new key for team secrets and seal them all anew; the key before it is kept until the next time.
+    """Create a new key for team secrets and re-encrypt all of them; the previous key is kept until the next rotation.
 
-    With OPPO_SECRETS_KEYS, put the new key first there and restart, before this command.
+    With OPPO_SECRETS_KEYS, first prepend the new key there and restart.
     """
     with platform_servers():
         set_up_django()
@@ -154,16 +154,16 @@ def admin_rotate_secrets() -> None:
 
         if not settings.OPPO_SECRETS_KEYS:
             add_key()
-        done, hooks = reencrypt_all(), reencrypt_secrets()
-        click.echo(f"{done['sealed'] + hooks['sealed']} secrets are encrypted with the newest key.")
-        if lost := done["lost"] + hooks["lost"]:
+        secrets, hooks = reencrypt_all(), reencrypt_secrets()
+        click.echo(f"{secrets['sealed'] + hooks['sealed']} secrets are encrypted with the newest key.")
+        if lost := secrets["lost"] + hooks["lost"]:
             raise Failure("No key decrypts these; an owner must set them again: " + ", ".join(lost))
 
 
 @admin.command("password-link")
 @click.argument("user")
 def admin_password_link(user: str) -> None:
-    """Print an address with which USER (name or email) sets a new password, once, within a day."""
+    """Print a link for USER (name or email) to set a new password; valid once, for a day."""
     with platform_servers():
         set_up_django()
         from oppo_platform.accounts.passwords import create_password_link
@@ -179,7 +179,7 @@ def admin_password_link(user: str) -> None:
 @click.argument("user")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
 def login_link(user: str, hours: float) -> None:
-    """Print an address that logs USER (name or email) in once."""
+    """Print a one-time login link for USER (name or email)."""
     with platform_servers():
         set_up_django()
         from oppo_platform.accounts.services import AccountError, create_login_link, find_user
@@ -193,7 +193,7 @@ def login_link(user: str, hours: float) -> None:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def manage(arguments: tuple[str, ...]) -> None:
-    """Run one of Django's management commands, as manage.py does."""
+    """Run a Django management command, as manage.py does."""
     with platform_servers():
         set_up_django()
         from django.core.management import execute_from_command_line
@@ -203,7 +203,7 @@ def manage(arguments: tuple[str, ...]) -> None:
 
 @click.command()
 def migrate() -> None:
-    """Bring the database up to date and build the static files; for production, before web and scheduler start."""
+    """Migrate the database and build the static files; for production, before web and scheduler start."""
     with platform_servers():
         set_up_django()
         from django.core.management import call_command
@@ -216,27 +216,27 @@ def migrate() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
 def web(host: str, port: int) -> None:
-    """Serve pages, API and live updates: one process."""
-    _serve_part()
+    """Serve pages, API and live updates, in one process."""
+    _start_service()
     import uvicorn
 
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "proxy_headers": False}
-    uvicorn.run("oppo_platform.asgi:application", host=host, port=port, timeout_graceful_shutdown=STREAMS_END_WITHIN_S, **options)
+    uvicorn.run("oppo_platform.asgi:application", host=host, port=port, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, **options)
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Only check the health: exit 0 when the last cycle is recent, otherwise 1.")
 @click.option("--once", is_flag=True, help="Run one cycle and exit.")
 @click.option(
-    "--explain", "explained", is_flag=True, help="Print the plan as a table and exit; without --once nothing is changed."
+    "--explain", "explain_plan", is_flag=True, help="Print the plan as a table and exit; without --once nothing is changed."
 )
-def scheduler(check: bool, once: bool, explained: bool) -> None:
+def scheduler(check: bool, once: bool, explain_plan: bool) -> None:
     """Allocate devices to waiting runs."""
-    _serve_part()
+    _start_service()
     set_up_django()
     if check:
         _check_scheduler()
-    elif once or explained:
+    elif once or explain_plan:
         from oppo_cli.scheduler_explain import explain
 
         explain(once)
@@ -250,14 +250,14 @@ def _check_scheduler() -> None:
     from oppo_platform.scheduling.models import SchedulerBeat
 
     beat = SchedulerBeat.objects.first()
-    _check_beat("scheduler", "cycle", beat and beat.last_cycle_at, SCHEDULER_FRESH_S)
+    _check_beat("scheduler", "cycle", beat and beat.last_cycle_at, SCHEDULER_MAX_AGE_S)
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Only check the health: exit 0 when the last round is recent, otherwise 1.")
 def housekeeper(check: bool) -> None:
-    """Seal the series of runs into blocks, round after round."""
-    _serve_part()
+    """Compact metrics, apply retention rules and delete expired data, round after round."""
+    _start_service()
     set_up_django()
     if not check:
         from django.core.management import call_command
@@ -267,21 +267,21 @@ def housekeeper(check: bool) -> None:
     from oppo_platform.telemetry.models import HousekeeperBeat
 
     beat = HousekeeperBeat.objects.first()
-    _check_beat("housekeeper", "round", beat and beat.last_round_at, HOUSEKEEPER_FRESH_S)
+    _check_beat("housekeeper", "round", beat and beat.last_round_at, HOUSEKEEPER_MAX_AGE_S)
 
 
-def _check_beat(who: str, what: str, last_at: datetime | None, fresh_s: float) -> None:
-    """Raises Failure when it is too long ago."""
+def _check_beat(service: str, unit: str, last_at: datetime | None, max_age_s: float) -> None:
+    """Print the age of the last heartbeat. Raises Failure if it is older than `max_age_s`."""
     from oppo_platform import clock
 
-    silent_s = (clock.now() - last_at).total_seconds() if last_at is not None else float("inf")
-    if silent_s > fresh_s:
-        raise Failure(f"No {who} has worked " + ("yet." if last_at is None else f"for {silent_s:.0f} s."))
-    click.echo(f"The last {what} was {silent_s:.1f} s ago.")
+    age_s = (clock.now() - last_at).total_seconds() if last_at is not None else float("inf")
+    if age_s > max_age_s:
+        raise Failure(f"No {service} has worked " + ("yet." if last_at is None else f"for {age_s:.0f} s."))
+    click.echo(f"The last {unit} was {age_s:.1f} s ago.")
 
 
-def _serve_part() -> None:
-    """What web and scheduler have in common: they end with `oppo up`, and they need real servers."""
+def _start_service() -> None:
+    """Common start of the services: end with `oppo up`; require DATABASE_URL."""
     from oppo_contract.lifeline import watch_lifeline
 
     watch_lifeline()

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from oppo_platform.scheduling.explanation import PlanLine
     from oppo_platform.scheduling.policy import Decisions
 
-MOST_LINES = 200
-WIDE = 500  # where there is no terminal, so that a run has one line and can be searched for
+MAX_LINES = 200
+FILE_WIDTH = 500  # without a terminal: one line per run, for grep
 
 
 def explain(once: bool) -> None:
-    """Print the plan, after carrying it out (`once`) or without touching anything."""
+    """Print the plan; with `once`, run the cycle first."""
     from oppo_platform.scheduling.cycle import run_cycle
     from oppo_platform.scheduling.explanation import current_plan, explain_plan
 
-    screen = console(WIDE)
+    screen = console(FILE_WIDTH)
     result = run_cycle() if once else None
     if once and result is None:
         screen.print("Another scheduler is running a cycle, so nothing was done. The plan below is what this one would decide.")
@@ -35,7 +35,7 @@ def explain(once: bool) -> None:
 
 
 def print_plan(screen: Console, lines: list[tuple[PlanLine, Run]], decisions: Decisions, result: CycleResult | None) -> None:
-    """The table, and below it what was done."""
+    """Print the plan as a table, and a summary of the cycle."""
     table = Table(box=None, pad_edge=False)
     for heading in ("decision", "because", "run", "team"):
         table.add_column(heading, no_wrap=True)
@@ -43,14 +43,14 @@ def print_plan(screen: Console, lines: list[tuple[PlanLine, Run]], decisions: De
         table.add_column(heading, justify="right")
     for heading in ("reason", "expected start"):
         table.add_column(heading)
-    for line, run in lines[:MOST_LINES]:
+    for line, run in lines[:MAX_LINES]:
         start = "now" if line.verb == "start" else "" if line.start is None else f"{line.start:%Y-%m-%d %H:%M:%S} UTC"
         name, team = escape(f"{run.pk} {run.name}"), escape(run.project.team.name)
         table.add_row(line.verb, line.code, name, team, str(run.priority), str(run.devices), escape(line.text), start)
     if lines:
         screen.print(table, highlight=False)
-    if len(lines) > MOST_LINES:
-        screen.print(f"… and {len(lines) - MOST_LINES} more", highlight=False)
+    if len(lines) > MAX_LINES:
+        screen.print(f"… and {len(lines) - MAX_LINES} more", highlight=False)
     counts = f"{len(decisions.placements)} to start, {len(decisions.preemptions)} to stop, {len(decisions.reasons)} to wait"
     if result is None:
         screen.print(f"Plan: {counts}. Nothing was changed; --once runs the cycle.", highlight=False)

@@ -1,4 +1,4 @@
-"""`oppo simulate`: what a run would cost on virtual devices, or what a recorded run would have cost under another schedule."""
+"""`oppo simulate`: cost of a run on virtual devices, or of a recorded run under other schedules."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def simulate(
     paper: bool,
     json_file: Path | None,
 ) -> None:
-    """Plan a run: time a step, bubbles and device hours of every schedule, on devices that need not exist.
+    """Plan a run: time per step, bubbles and device hours of every schedule, on virtual devices.
 
-    The engine's own loop, controllers and accounting run on a virtual clock; what costs time is a model (docs/simulation.md).
-    With --from-events the costs are fitted to a recorded run, and the table says what that run would have taken.
+    The engine's loop, controllers and accounting run on a virtual clock with a cost model (docs/simulation.md). With
+    --from-events the costs are fitted to a recorded run, and the table shows what that run would have taken.
     """
     if list_devices:
-        _list()
+        _list_devices()
     elif paper:
         from oppo_cli.simulate_paper import paper_report
 
@@ -68,14 +68,14 @@ def simulate(
         _write(json_file, events_report(events_file, spec, overcommits, target_steps, staleness_cost))
     else:
         if spec_file is None or devices_name is None:
-            raise Refusal("Give a spec and --devices, or --from-events, --paper or --list; `oppo simulate --help` says more.")
+            raise Refusal("Give a spec and --devices, or --from-events, --paper or --list; see `oppo simulate --help`.")
         spec = read_spec(spec_file)
         target = (target_steps or spec.steps, staleness_cost)
-        _write(json_file, _plan(spec, devices_called(devices_name), steps or STEPS, target, overcommits))
+        _write(json_file, _plan(spec, _load_devices(devices_name), steps or STEPS, target, overcommits))
 
 
-def devices_called(name: str) -> Devices:
-    """Built-in devices or those of a file. Raises Refusal with every complaint."""
+def _load_devices(name: str) -> Devices:
+    """Built-in devices or those of a file. Raises Refusal with all errors."""
     from oppo_estimate.devices import DevicesError, load_devices
 
     try:
@@ -84,13 +84,15 @@ def devices_called(name: str) -> Devices:
         raise Refusal(str(error)) from None
 
 
-def _plan(spec: RunSpec, devices: Devices, steps: int, goal: tuple[int, float], overcommits: tuple[int, ...]) -> dict[str, Any]:
+def _plan(
+    spec: RunSpec, devices: Devices, steps: int, target_options: tuple[int, float], overcommits: tuple[int, ...]
+) -> dict[str, Any]:
     from oppo_cli.simulate_tables import Progress, console, print_plan
     from oppo_core.simulation.plan import plan
     from oppo_estimate.schedules import SCHEDULES, Target
 
     screen = console()
-    target = Target(*goal)
+    target = Target(*target_options)
     with Progress(screen, (len(SCHEDULES) + len(overcommits)) * steps) as progress:
         rows = plan(spec, devices, target, steps, overcommits, progress=progress.show)
     print_plan(screen, spec, devices, target, steps, rows)
@@ -100,7 +102,7 @@ def _plan(spec: RunSpec, devices: Devices, steps: int, goal: tuple[int, float], 
     }  # fmt: skip
 
 
-def _list() -> None:
+def _list_devices() -> None:
     from oppo_estimate.devices import builtin_names, load_devices
 
     for name in builtin_names():

@@ -1,4 +1,4 @@
-"""`oppo simulate --from-events`: what a recorded run cost, and what it would have taken under other schedules."""
+"""`oppo simulate --from-events`: costs of a recorded run, and its time under other schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def events_report(
     file: Path, spec: RunSpec | None, overcommits: tuple[int, ...], target_steps: int | None, staleness_cost: float
 ) -> dict[str, Any]:
-    """Print the fit, its check and the table; returns them as plain data. Raises Refusal for events that cannot be replayed."""
+    """Print the fit, its check and the table; returns them as JSON data. Raises Refusal for events that cannot be replayed."""
     from oppo_core.simulation.counterfactual import check, counterfactuals
     from oppo_core.simulation.fit_costs import fit
     from oppo_core.simulation.recording import RecordingError, read_recording
@@ -44,7 +44,7 @@ def events_report(
     screen.print(plan_table(title, fitted.devices, rows), highlight=False)
     for row in rows:
         if row.problem:
-            screen.print(f"{row.schedule} is left out: {row.problem}", highlight=False)
+            screen.print(f"{row.schedule} is not simulated: {row.problem}", highlight=False)
     screen.print(_caveat(recording), highlight=False, style="dim")
     return {
         "simulate": recording.spec.name, "steps": len(recording.steps), "target_steps": target.steps,
@@ -61,13 +61,13 @@ def _print_fit(screen: Console, recording: Recording, fitted: Fit, checked: Chec
         table.add_column(heading, justify="right")
     table.add_column("µs", overflow="fold")
     for block in fitted.blocks:
-        told = ", ".join(f"{path.rpartition('.')[2].removesuffix('_us')} {us:,.2f}" for path, us in block.costs.items())
-        table.add_row(block.name, f"{block.spans:,}", f"{block.seconds:.3f}", percent(block.error), told)
+        costs = ", ".join(f"{path.rpartition('.')[2].removesuffix('_us')} {us:,.2f}" for path, us in block.costs.items())
+        table.add_row(block.name, f"{block.spans:,}", f"{block.seconds:.3f}", percent(block.error), costs)
     screen.print(table, highlight=False)
     screen.print(
-        f"Beside these {duration(fitted.other_s)} a step. The schedule that was run, replayed with these costs:"
+        f"Other costs: {duration(fitted.other_s)} a step. The recorded schedule, replayed with these costs:"
         f" {duration(checked.replayed_s)} against {duration(checked.recorded_s)} recorded ({100 * checked.error:+.1f} %);"
-        f" a single step is off by {percent(checked.step_error)}.\n",
+        f" mean error of a single step: {percent(checked.step_error)}.\n",
         highlight=False,
     )
 
@@ -78,7 +78,7 @@ def _caveat(recording: Recording) -> str:
     overlap = recording.spec.overlap
     own = f"intra_step {overlap.intra_step}, inter_step {overlap.inter_step}"
     return (
-        f"Recorded with {own}. Costs are those of processes as they worked then: what they slowed each other down is in them."
-        f" A second device is taken to add {DECODE_PARALLEL:g} to a decode round's rows and {PASS_PARALLEL:g} to a pass."
-        " The Δ of the run is kept where it deferred; answers that it did not finish are drawn from those that it did."
+        f"Recorded with {own}. Costs include the slowdown that processes caused each other in this run."
+        f" A second device is assumed to add {DECODE_PARALLEL:g} to a decode round's rows and {PASS_PARALLEL:g} to a pass."
+        " Steps that deferred keep the run's Δ; lengths of unfinished responses are drawn from finished ones."
     )

@@ -1,4 +1,4 @@
-"""`oppo simulate --paper`: the OPPO paper's lay-outs, its figures beside simulated ones, and what each assumption changes."""
+"""`oppo simulate --paper`: the OPPO paper's layouts, its figures and simulated ones, and sensitivity to assumptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from oppo_cli.simulate_tables import Progress, console, lengths_told, percent
+from oppo_cli.simulate_tables import Progress, console, lengths_text, percent
 
 if TYPE_CHECKING:
     from oppo_core.simulation.paper import Case, Verdict
@@ -17,23 +17,23 @@ SCHEDULES = 4
 
 
 def paper_report(steps: int | None) -> dict[str, Any]:
-    """Simulate and print; returns everything as plain data. `steps`: simulated steps of every schedule."""
+    """Simulate and print; returns the results as JSON data. `steps`: simulated steps per schedule."""
     from oppo_core.simulation.paper import layouts, simulate_case, verdicts
     from oppo_core.simulation.sensitivity import cases
 
     steps, screen = steps or STEPS, console()
-    wanted, changed = layouts(), cases()
-    with Progress(screen, (len(wanted) + len(changed)) * SCHEDULES * steps) as progress:
-        results = [(case, simulate_case(case, steps, progress.show)) for case in wanted]
-        sensitivity = [(case, simulate_case(case, steps, progress.show)) for case in changed]
-    judged = verdicts(results)
+    paper_layouts, changes = layouts(), cases()
+    with Progress(screen, (len(paper_layouts) + len(changes)) * SCHEDULES * steps) as progress:
+        results = [(case, simulate_case(case, steps, progress.show)) for case in paper_layouts]
+        sensitivity = [(case, simulate_case(case, steps, progress.show)) for case in changes]
+    judgements = verdicts(results)
     screen.print(_layout_table(results), highlight=False)
-    screen.print(_claim_table(judged), highlight=False)
+    screen.print(_claim_table(judgements), highlight=False)
     screen.print(_sensitivity_table(sensitivity), highlight=False)
-    screen.print(_assumptions(wanted[0], steps), highlight=False, style="dim")
+    screen.print(_assumptions(paper_layouts[0], steps), highlight=False, style="dim")
     return {
-        "simulate": "paper", "steps": steps, "layouts": _as_json(results), "figures": [one.as_json() for one in judged],
-        "sensitivity": _as_json(sensitivity),
+        "simulate": "paper", "steps": steps, "layouts": _as_json(results),
+        "figures": [verdict.as_json() for verdict in judgements], "sensitivity": _as_json(sensitivity),
     }  # fmt: skip
 
 
@@ -44,30 +44,30 @@ def _as_json(results: list[tuple[Case, dict[str, Row]]]) -> dict[str, list[dict[
 def _layout_table(results: list[tuple[Case, dict[str, Row]]]) -> Table:
     from oppo_core.simulation.paper import KERNELS_IN_DECODE, utilization
 
-    table = _table("The paper's lay-outs on virtual devices", "lay-out", "schedule")
+    table = _table("The paper's layouts on virtual devices", "layout", "schedule")
     shares = [f"decode at {percent(share)}" for share in KERNELS_IN_DECODE]
     for heading in ("a step", "speed-up", "busy", *shares, "decoding", "deferred", "by steps", "stale"):
         table.add_column(heading, justify="right", no_wrap=True)
     for case, rows in results:
         for row in rows.values():
-            counted = [percent(utilization(row, case, kernels)) for kernels in (1.0, *KERNELS_IN_DECODE)]
+            busy = [percent(utilization(row, case, kernels)) for kernels in (1.0, *KERNELS_IN_DECODE)]
             table.add_row(
-                case.name, row.schedule, f"{row.step_s:,.0f} s", f"{row.speedup:.2f} ×", *counted, percent(row.decode_share),
+                case.name, row.schedule, f"{row.step_s:,.0f} s", f"{row.speedup:.2f} ×", *busy, percent(row.decode_share),
                 percent(row.deferred_share), f"{row.deferred_age:.1f}", percent(row.stale_share),
             )  # fmt: skip
     return table
 
 
-def _claim_table(judged: list[Verdict]) -> Table:
-    table = _table("\nThe paper's public figures (range over these four lay-outs)", "figure")
+def _claim_table(judgements: list[Verdict]) -> Table:
+    table = _table("\nThe paper's public figures (range over these four layouts)", "figure")
     for heading in ("paper", "simulated"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("explained?", no_wrap=True)
     table.add_column("remark", overflow="fold")
-    for one in judged:
-        claim = one.claim
-        table.add_row(claim.what, _range(claim.low, claim.high, claim.unit), _range(one.low, one.high, claim.unit), one.explained,
-                      claim.remark)  # fmt: skip
+    for verdict in judgements:
+        claim = verdict.claim
+        claimed, simulated = (_range(row.low, row.high, claim.unit) for row in (claim, verdict))
+        table.add_row(claim.what, claimed, simulated, verdict.explained, claim.remark)
     return table
 
 
@@ -95,23 +95,23 @@ def _table(title: str, *names: str) -> Table:
 
 
 def _range(low: float, high: float, unit: str) -> str:
-    """`1.2–1.3 ×`, or one figure where both are the same."""
+    """`1.2–1.3 ×`, or one number if both are equal."""
 
-    def told(value: float) -> str:
+    def text(value: float) -> str:
         return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
-    figures = told(low) if told(low) == told(high) else f"{told(low)}–{told(high)}"
+    figures = text(low) if text(low) == text(high) else f"{text(low)}–{text(high)}"
     return f"{figures} {unit}".rstrip()
 
 
 def _assumptions(case: Case, steps: int) -> str:
     spec, workload = case.spec, case.devices.workload
     ppo, overlap = spec.ppo, spec.overlap
-    longest, left_out = spec.rollout.max_new_tokens, min(overlap.max_age + 1, steps - 1)
+    longest, excluded = spec.rollout.max_new_tokens, min(overlap.max_age + 1, steps - 1)
     return (
         f"\nAssumed: B {ppo.batch_size}, {ppo.epochs} epochs, C {overlap.chunk.size}, Δ {overlap.overcommit.initial},"
-        f" max_age {overlap.max_age}; answers {lengths_told(case.devices)}, cut at {longest:,} tokens, prompts of"
-        f" {workload.prompt_tokens}. Means of {steps} simulated steps, the first {left_out} left out."
-        " Except in the rows that say so, no constant was fitted to the paper; where each comes from: docs/simulation.md."
-        " decoding: share of a step; deferred, by steps: trained answers that were, and their mean age."
+        f" max_age {overlap.max_age}; responses {lengths_text(case.devices)}, cut at {longest:,} tokens, prompts of"
+        f" {workload.prompt_tokens}. Means of {steps} simulated steps, without the first {excluded}."
+        " No constant is fitted to the paper unless a row says so; sources: docs/simulation.md."
+        " decoding: share of a step; deferred, by steps: share of deferred responses, and their mean age."
     )

@@ -1,4 +1,4 @@
-"""What `oppo simulate` shows in the terminal."""
+"""Terminal output of `oppo simulate`: progress and tables."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from oppo_estimate.devices import Devices
     from oppo_estimate.schedules import Row, Target
 
-PLAIN_LINE_EVERY_S = 10.0
-WIDTH_OF_A_FILE = 130
+LINE_INTERVAL_S = 10.0
+FILE_WIDTH = 130
 
 
-def console(width_of_a_file: int = WIDTH_OF_A_FILE) -> Console:
-    """The terminal; wide enough for the tables where there is none."""
-    on_screen = Console()
-    return on_screen if on_screen.is_terminal else Console(width=width_of_a_file)
+def console(file_width: int = FILE_WIDTH) -> Console:
+    """The terminal, or a console of `file_width` columns without one."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=file_width)
 
 
 class Progress:
-    """Schedule by schedule, step by step; a bar on a terminal, a line now and then elsewhere."""
+    """Progress of a simulation: a bar on a terminal, otherwise a line every 10 s."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bars = Bars(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True)
         self._total = total
         self._done = 0
-        self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+        self._next_line = time.monotonic() + LINE_INTERVAL_S
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
@@ -48,28 +48,28 @@ class Progress:
             self._bars.stop()
 
     def show(self, what: str, step: int) -> None:
-        """One more step of `what` is done."""
+        """Count a finished step of schedule `what`."""
         self._done += 1
         if self._console.is_terminal:
             self._bars.update(self._task, completed=self._done, description=f"simulating {what}")
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+            self._next_line = time.monotonic() + LINE_INTERVAL_S
             self._console.print(f"simulating {what}: step {step}, {self._done} of {self._total} in all")
 
 
 def print_plan(console: Console, spec: RunSpec, devices: Devices, target: Target, steps: int, rows: list[Row]) -> None:
-    """The table of a plan, with what it assumes."""
+    """Print the table of a plan and its assumptions."""
     groups = f" groups of {spec.ppo.group_size}" if spec.ppo.group_size > 1 else ""
     title = f"{spec.name} on {devices.name}: B {spec.ppo.batch_size}{groups}, {len(devices.names)} devices"
     console.print(plan_table(title, devices, rows), highlight=False)
     for row in rows:
         if row.problem:
-            console.print(f"{row.schedule} is left out: {row.problem}", highlight=False)
+            console.print(f"{row.schedule} is not simulated: {row.problem}", highlight=False)
     console.print(assumptions(spec, devices, target, steps), highlight=False, style="dim")
 
 
 def plan_table(title: str, devices: Devices, rows: list[Row]) -> Table:
-    """A line a schedule, idle shares by group of devices."""
+    """One line per schedule, with idle shares by group of devices."""
     groups = {span(names): names for names in (devices.group(name) for name in ("actor", *devices.groups))}
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("schedule", no_wrap=True)
@@ -96,29 +96,30 @@ def span(names: Sequence[str]) -> str:
 
 
 def assumptions(spec: RunSpec, devices: Devices, target: Target, steps: int) -> str:
-    """In words, what the figures rest on."""
+    """Text of a plan's assumptions."""
     cost = f", {target.staleness_cost:g} × the stale share more" if target.staleness_cost else ", stale tokens count in full"
-    left_out = min(spec.overlap.max_age + 1, steps - 1)
+    excluded = min(spec.overlap.max_age + 1, steps - 1)
     return (
-        f"Answers: {lengths_told(devices)}, cut at {spec.rollout.max_new_tokens:,} tokens. Target: {target.steps:,} steps{cost}."
-        f" Means of {steps} simulated steps, the first {left_out} left out. rows: mean rows that decode ÷ (B+Δ);"
+        f"Response lengths: {lengths_text(devices)}, cut at {spec.rollout.max_new_tokens:,} tokens. "
+        f"Target: {target.steps:,} steps{cost}. Means of {steps} simulated steps, without the first {excluded}."
+        " rows: mean rows that decode ÷ (B+Δ);"
         " stale: trained tokens that were sampled under older weights; speed-up: by time a trained token."
     )
 
 
-def lengths_told(devices: Devices) -> str:
-    """The workload's answer lengths in words."""
+def lengths_text(devices: Devices) -> str:
+    """Text of the workload's response lengths."""
     lengths = devices.workload.lengths
     return f"log-normal, median {lengths.median:g}, σ {lengths.sigma:g}" if lengths.kind == "log-normal" else "from a list"
 
 
 def percent(share: float) -> str:
-    """A share of 1 in per cent."""
+    """A share between 0 and 1 in per cent."""
     return f"{100 * share:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
+    """Seconds in a readable unit."""
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""`oppo spec`: check a spec, print its schema or an example."""
+"""`oppo spec`: validate a spec, print its schema or an example."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def spec() -> None:
     help="Root folder of model and prompt ids, for --deep. Repeatable.",
 )  # fmt: skip
 def check(file: Path, deep: bool, roots: tuple[Path, ...]) -> None:
-    """Check a spec FILE. Without --deep models and prompts are not looked at; they are at submit."""
-    checked = read_spec(file)
+    """Validate a spec FILE. Models and prompts are only checked with --deep and at submit."""
+    spec = read_spec(file)
     if deep:
-        _look_deep(checked, list(roots))
-    click.echo(f"{file}: valid. {checked.name}: {checked.steps} steps, batch {checked.ppo.batch_size}.")
+        _check_deep(spec, list(roots))
+    click.echo(f"{file}: valid. {spec.name}: {spec.steps} steps, batch {spec.ppo.batch_size}.")
 
 
-def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
-    """Print what the run would take here, and refuse with every complaint when it could not take its first step."""
+def _check_deep(spec: RunSpec, roots: list[Path]) -> None:
+    """Print memory and disk use on this machine. Raises Refusal with all errors that prevent the first step."""
     from oppo_contract.machine import mib
     from oppo_core.engine.preflight import error_text, preflight
 
-    findings = preflight(checked, roots, Path())
+    findings = preflight(spec, roots, Path())
     for device in findings.memory:
         for item in device.items:
             click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
@@ -65,7 +65,7 @@ def schema() -> None:
 @spec.command()
 @click.argument("name", type=click.Choice(EXAMPLES), default="oppo")
 def example(name: str) -> None:
-    """Print an example spec to start from."""
+    """Print an example spec."""
     try:
         click.echo(example_text(name), nl=False)
     except OSError as error:
@@ -73,7 +73,7 @@ def example(name: str) -> None:
 
 
 def read_spec(file: Path) -> RunSpec:
-    """A checked spec. Raises Refusal (exit status 2) with one line for each problem."""
+    """A valid spec. Raises Refusal (exit status 2) with one line per problem."""
     from oppo_contract import SpecError
     from oppo_contract.spec import MAX_SPEC_BYTES
     from oppo_contract.yaml_text import load_yaml

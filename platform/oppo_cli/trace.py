@@ -1,4 +1,4 @@
-"""`oppo trace`: a run's timeline for Perfetto."""
+"""`oppo trace`: a run's timeline as Chrome trace, for Perfetto."""
 
 from __future__ import annotations
 
@@ -23,25 +23,21 @@ if TYPE_CHECKING:
 def trace(events: Path, out: Path, from_step: int | None, to_step: int | None) -> None:
     """Write a run's timeline as Chrome trace JSON; open it at ui.perfetto.dev or chrome://tracing.
 
-    EVENTS.jsonl is the file that `oppo train` or a worker leaves in the run's folder; a run that still trains has one too.
+    EVENTS.jsonl is the file that `oppo train` or a worker writes in the run's folder, also while it trains.
     """
     from oppo_contract.chrome_trace import chrome_trace
 
     try:
-        drawn = chrome_trace(_within(_read(events), from_step, to_step))
+        document = chrome_trace(_filter_steps(_read_events(events), from_step, to_step))
     except ValueError as error:
         raise Refusal(f"{events}: {error}") from None
-    out.write_text(json.dumps(drawn, separators=(",", ":")) + "\n")
-    steps = sum(event["name"].startswith("step ") for event in drawn["traceEvents"] if event["ph"] == "X")
-    click.echo(f"{out}: {len(drawn['traceEvents'])} trace events of {steps} steps")
+    out.write_text(json.dumps(document, separators=(",", ":")) + "\n")
+    steps = sum(event["name"].startswith("step ") for event in document["traceEvents"] if event["ph"] == "X")
+    click.echo(f"{out}: {len(document['traceEvents'])} trace events of {steps} steps")
 
 
-def _read(file: Path) -> Iterator[Event]:
-    """The events of a file; a last line that is still being written is left out.
-
-    Raises:
-        ValueError: a line is not an event.
-    """
+def _read_events(file: Path) -> Iterator[Event]:
+    """Events of a file, without an incomplete last line. Raises ValueError for a line that is not an event."""
     from oppo_contract.events import parse_event
 
     with file.open("rb") as lines:
@@ -54,8 +50,8 @@ def _read(file: Path) -> Iterator[Event]:
                 raise ValueError(f"line {number} is not an event: {str(error).splitlines()[0]}") from None
 
 
-def _within(events: Iterator[Event], first: int | None, last: int | None) -> Iterator[Event]:
-    """Without what belongs to steps outside `first` … `last`."""
+def _filter_steps(events: Iterator[Event], first: int | None, last: int | None) -> Iterator[Event]:
+    """Events of steps `first` to `last`, and events without a step."""
     for event in events:
         step = getattr(event, "step", None)
         if step is None or ((first is None or step >= first) and (last is None or step <= last)):

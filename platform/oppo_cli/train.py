@@ -1,4 +1,4 @@
-"""`oppo train`: the engine alone, without the platform."""
+"""`oppo train`: the engine without the platform."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from oppo_contract import RunSpec
 
 REWARD = "critic/score/mean"
-LOOK_EVERY_S = 0.5
-PLAIN_LINE_EVERY_S = 5.0
-REFUSED_BY_ENGINE = 2
+POLL_INTERVAL_S = 0.5
+LINE_INTERVAL_S = 5.0
+ENGINE_REFUSED = 2
 
 
 @click.command()
@@ -38,16 +38,16 @@ REFUSED_BY_ENGINE = 2
 @click.option("--resume-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Checkpoint to resume from.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU cores for the engine. Default: all.")
 def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path | None, threads: int | None) -> None:
-    """Train one run here and now: progress on the terminal, events in DIR/events.jsonl, checkpoints in DIR/checkpoints.
+    """Train one run on this machine: progress on the terminal, events in DIR/events.jsonl, checkpoints in DIR/checkpoints.
 
-    Ctrl-C finishes the chunk and writes a checkpoint; a second one ends at once.
+    Ctrl-C stops after the current chunk with a checkpoint; a second one ends at once.
     """
     spec = read_spec(spec_file)
     events = out / "events.jsonl"
     if resume_from is None:
         if any((out / "checkpoints").glob("step-*")):
             raise Refusal(f"{out} already contains a run. Use --resume-from {out}/checkpoints/… to resume it, or another --out.")
-        events.unlink(missing_ok=True)  # of a start that came to nothing
+        events.unlink(missing_ok=True)  # of a run that failed before its first checkpoint
     out.mkdir(parents=True, exist_ok=True)
     (out / "spec.json").write_text(spec.model_dump_json(indent=1))
     command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out), "--events", str(events)]
@@ -58,13 +58,13 @@ def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path
     if threads is not None:
         command += ["--threads", str(threads)]
     if spec.resources.ranks > 1:
-        command = _below_torchrun(command, spec)
+        command = _with_torchrun(command, spec)
     code, finished = _run(command, spec, out)
-    _tell_end(code, finished, out)
+    _print_end(code, finished, out)
 
 
-def _below_torchrun(command: list[str], spec: RunSpec) -> list[str]:
-    """The ranks of a run on this machine, a process each. Raises Refusal when they are on several."""
+def _with_torchrun(command: list[str], spec: RunSpec) -> list[str]:
+    """Wrap the command in torchrun, one process per rank. Raises Refusal for several nodes."""
     from worker.rendezvous import torchrun
 
     if spec.resources.nodes > 1:
@@ -73,31 +73,31 @@ def _below_torchrun(command: list[str], spec: RunSpec) -> list[str]:
 
 
 def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, Any] | None]:
-    """Run the engine and show its progress; returns its exit status and its last word."""
+    """Run the engine and show its progress; returns its exit status and its `finished` event."""
     from oppo_contract.lifeline import Lifeline, start_guarded
 
     finished: dict[str, Any] | None = None
     progress = progress_display(spec.steps)
     offset = (out / "events.jsonl").stat().st_size if (out / "events.jsonl").exists() else 0
-    alone = spec.resources.ranks == 1  # torchrun closes the pipe for its engines, which die with it instead
+    single = spec.resources.ranks == 1  # torchrun closes the lifeline for its ranks, which end with torchrun instead
     with Lifeline() as lifeline, (out / "engine.log").open("ab") as log, progress:
-        environ = lifeline.environ() if alone else None
-        engine = start_guarded(command, lifeline.fd, grace_s=24 * 3600, env=environ, output=log, pass_lifeline=alone)
-        interrupts = _pass_interrupts_on(engine, alone)
+        environ = lifeline.environ() if single else None
+        engine = start_guarded(command, lifeline.fd, grace_s=24 * 3600, env=environ, output=log, pass_lifeline=single)
+        previous_handler = _forward_interrupts(engine, single)
         for event in follow(out / "events.jsonl", offset, engine):
             if event["kind"] == "step":
                 progress.show(event["step"], event["elapsed_s"], event["metrics"].get(REWARD))
             elif event["kind"] == "log":
-                progress.say(event["lines"])
+                progress.print_log(event["lines"])
             elif event["kind"] == "finished":
                 finished = event
-        signal.signal(signal.SIGINT, interrupts)
+        signal.signal(signal.SIGINT, previous_handler)
     return engine.wait(), finished
 
 
 def follow(file: Path, offset: int, engine: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """Events as they are appended, until the engine has ended and the file is read to its end."""
-    rest = b""
+    """Events as they are appended, until the engine has ended and the file is read completely."""
+    partial_line = b""
     while True:
         ended = engine.poll() is not None
         if file.exists():
@@ -105,39 +105,40 @@ def follow(file: Path, offset: int, engine: subprocess.Popen[bytes]) -> Iterator
                 content.seek(offset)
                 block = content.read()
             offset += len(block)
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, partial_line = (partial_line + block).split(b"\n")
             yield from (json.loads(line) for line in lines)
         if ended:
             return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _pass_interrupts_on(engine: subprocess.Popen[bytes], alone: bool) -> Any:
-    """Ctrl-C asks the engine to stop at the end of its chunk; the second one kills it. Returns the former handler."""
-    asked: list[float] = []
+def _forward_interrupts(engine: subprocess.Popen[bytes], single: bool) -> Any:
+    """Ctrl-C terminates the engine after its chunk; a second one kills it. Returns the previous handler."""
+    count = 0
 
     def stop(_number: int, _frame: object) -> None:
-        asked.append(time.monotonic())
-        if len(asked) == 1:
+        nonlocal count
+        count += 1
+        if count == 1:
             click.echo("Stopping after this chunk with a checkpoint. Press Ctrl-C again to end immediately.", err=True)
-        # torchrun would wait for its engines half a minute at most, and end with an error.
+        # torchrun would wait at most 30 s for its ranks, and fail.
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in [engine] if alone else _ranks_below(engine) or [engine]:
-                process.terminate() if len(asked) == 1 else process.kill()
+            for process in [engine] if single else _rank_processes(engine) or [engine]:
+                process.terminate() if count == 1 else process.kill()
 
     return signal.signal(signal.SIGINT, stop)
 
 
-def _ranks_below(engine: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The processes that torchrun has started: it is the guard's only child."""
+def _rank_processes(engine: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Processes started by torchrun, which is the guard's only child."""
     try:
         return [rank for launcher in psutil.Process(engine.pid).children() for rank in launcher.children()]
     except psutil.NoSuchProcess:
         return []
 
 
-def _tell_end(code: int, finished: dict[str, Any] | None, out: Path) -> None:
-    if code == REFUSED_BY_ENGINE:
+def _print_end(code: int, finished: dict[str, Any] | None, out: Path) -> None:
+    if code == ENGINE_REFUSED:
         raise Refusal(f"The engine rejected the spec.\n{last_lines(out / 'engine.log')}")
     if finished is None or code != 0:
         reason = finished["reason"] if finished else f"The engine ended with status {code} without finishing."
@@ -171,18 +172,18 @@ class Bar:
     def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
-    def say(self, lines: list[str]) -> None:
-        """Lines of the run's log, above the bar."""
+    def print_log(self, lines: list[str]) -> None:
+        """Print log lines above the bar."""
         for line in lines:
             self._progress.console.print(line, markup=False, highlight=False)
 
     def show(self, step: int, elapsed_s: float, reward: object) -> None:
-        """The newest step."""
+        """Show a finished step."""
         self._progress.update(self._task, completed=step, reward=reward_text(reward))
 
 
 class Lines:
-    """One line every few seconds."""
+    """A line every 5 s."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -194,19 +195,19 @@ class Lines:
     def __exit__(self, *_error: object) -> None:
         return
 
-    def say(self, lines: list[str]) -> None:
-        """Lines of the run's log."""
+    def print_log(self, lines: list[str]) -> None:
+        """Print log lines."""
         for line in lines:
             click.echo(line)
 
     def show(self, step: int, elapsed_s: float, reward: object) -> None:
-        """The newest step, unless a line was printed a moment ago."""
+        """Print a finished step, at most every 5 s."""
         if time.monotonic() < self._next and step < self._total:
             return
-        self._next = time.monotonic() + PLAIN_LINE_EVERY_S
+        self._next = time.monotonic() + LINE_INTERVAL_S
         click.echo(f"step {step}/{self._total}  reward {reward_text(reward)}  {elapsed_s:.0f} s")
 
 
 def reward_text(reward: object) -> str:
-    """A reward with three digits; a dash when there is none."""
+    """A reward with three digits; a dash without one."""
     return f"{reward:.3f}" if isinstance(reward, float | int) else "–"

@@ -1,11 +1,11 @@
-"""`oppo up`: everything on this machine."""
+"""`oppo up`: the platform on this machine."""
 
 from __future__ import annotations
 
 import click
 
 from oppo_cli.home import Home
-from oppo_cli.stack import Prepared, Stack
+from oppo_cli.stack import SetupResult, Stack
 
 
 @click.command()
@@ -19,16 +19,16 @@ def up(port: int | None, host: str) -> None:
     """
     home = Home.from_environment()
     with home.locked(), Stack(home, port=port, host=host) as stack:
-        stack.watch.catch_stop()
+        stack.signals.catch_stop()
         print_welcome(stack.start(), stack.base_url)
         stack.keep_alive()
         click.echo("Stopping…")
 
 
-def print_welcome(prepared: Prepared, base_url: str) -> None:
-    """The address, at the first start the password, which is shown once, and how a terminal logs in."""
+def print_welcome(setup: SetupResult, base_url: str) -> None:
+    """Print the URL, the login link, the password at the first start, and the command for a terminal login."""
     click.echo(f"\nOPPO runs at {base_url}")
-    if prepared.password is not None:
-        click.echo(f"First user: {prepared.username}, password: {prepared.password}  (shown once)")
-    click.echo(f"One-time login link: {prepared.login_link}")
-    click.echo(f"From a terminal on this machine: oppo admin token {prepared.username} | oppo login {base_url}\n")
+    if setup.password is not None:
+        click.echo(f"First user: {setup.username}, password: {setup.password}  (shown once)")
+    click.echo(f"One-time login link: {setup.login_link}")
+    click.echo(f"From a terminal on this machine: oppo admin token {setup.username} | oppo login {base_url}\n")

@@ -1,4 +1,4 @@
-"""`oppo worker`: this machine as a node of a cluster."""
+"""`oppo worker`: join this machine to a cluster as a node, and run its agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oppo_cli.home import Failure, Refusal
 
 @click.group()
 def worker() -> None:
-    """Offer this machine's devices to a platform."""
+    """Run this machine as a node of a platform."""
 
 
 MODELS_ROOT = click.option(
@@ -33,7 +33,7 @@ MODELS_ROOT = click.option(
 def join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]) -> None:
     """Join the platform at URL with a join TOKEN (`-` reads it from standard input).
 
-    The node's identity is kept in OPPO_HOME/worker. Joining again renews it.
+    The node's identity is saved in OPPO_HOME/worker. Joining again renews it.
     """
     secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
     click.echo(f"Joined {url} as {_join(url, secret, name, models_roots)}. Start it with: oppo worker run")
@@ -46,7 +46,7 @@ def join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...])
 @click.option("--name", envvar="OPPO_NODE_NAME", help="Node name for --join. Default: the host name.")
 @MODELS_ROOT
 def run(keep_attempts: bool, url: str | None, token: str | None, name: str | None, models_roots: tuple[Path, ...]) -> None:
-    """Work for the platform that this machine has joined."""
+    """Run the worker agent of this node."""
     from worker.folders import WorkerFolder
 
     folder = WorkerFolder.from_environment()
@@ -62,7 +62,7 @@ def run(keep_attempts: bool, url: str | None, token: str | None, name: str | Non
 
 
 def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]) -> str:
-    """Join and return the node's name. Raises Failure with what the platform said."""
+    """Join and return the node's name. Raises Failure with the platform's reason."""
     from worker.folders import WorkerFolder
     from worker.join import join_platform
     from worker.platform_api import RefusedError, UnacceptableError, Unreachable

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are written from code, so that they cannot say anything else than it does."""
+"""Generated pages of docs/ (`python -m scripts.reference`, part of `make docs`; a test compares them)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PAGES = {
 }
 
 
-def text_of(path: str) -> str:
-    """A page as the code would have it."""
+def generate(path: str) -> str:
+    """The text of a page."""
     _set_up()
     page: str = importlib.import_module(f"scripts.reference.{PAGES[path]}").page()
     return page.rstrip() + "\n"
 
 
 def _set_up() -> None:
-    # Some pages read the platform's models; nothing is asked of a database.
+    # Some pages import the platform's models; no database is needed.
     import django
     from django.apps import apps
 

@@ -1,4 +1,4 @@
-"""docs/reference/commands.md: every command of `oppo` with its arguments and options, from click's own tree."""
+"""docs/reference/commands.md: commands of `oppo` with arguments and options, from click."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import click
 
 from oppo_cli.main import EXIT_STATUSES, main
-from scripts.reference.markdown import WRITTEN, block, code, linked, paragraphs, table
+from scripts.reference.markdown import GENERATED, block, code, linked, paragraphs, table
 
 HEAD = f"""\
 # Command line
 
-{WRITTEN}. `oppo COMMAND --help` tells the same. A command says what it lacks where not all of
-OPPO Platform is installed: `client`, `worker`, `engine` and `platform` are extras of the package.
+{GENERATED}. `oppo COMMAND --help` prints the same. A command names a missing package if only some of the extras
+`client`, `worker`, `engine` and `platform` are installed.
 
 ## Exit status
 
 {table(("status", "means"), ((f"`{status}`", words) for status, words in EXIT_STATUSES.items()))}
-What a command makes of it stands with it.
+Exceptions are listed with the command.
 """
-# Not ours to document: click's own.
-EVERYWHERE = {"--help", "--version"}
+# Options of every command.
+COMMON_OPTIONS = {"--help", "--version"}
 
 
 def page() -> str:
@@ -31,23 +31,23 @@ def page() -> str:
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     """(`oppo spec check`, its command) of every command and group, in the order of `oppo --help`."""
-    yield from _within("oppo", main)
+    yield from _walk("oppo", main)
 
 
-def _within(path: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
+def _walk(path: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
     context = click.Context(group, info_name=path)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        assert command is not None, f"{path} lists {name} and has it not"
+        assert command is not None, f"{path} {name} is listed but missing"
         yield f"{path} {name}", command
         if isinstance(command, click.Group):
-            yield from _within(f"{path} {name}", command)
+            yield from _walk(f"{path} {name}", command)
 
 
 def options(command: click.Command) -> list[click.Option]:
-    """The options that are its own."""
-    found = [param for param in command.params if isinstance(param, click.Option)]
-    return [option for option in found if not EVERYWHERE & set(option.opts) and not option.hidden]
+    """Options of the command, without common and hidden ones."""
+    own = (param for param in command.params if isinstance(param, click.Option))
+    return [option for option in own if not COMMON_OPTIONS & set(option.opts) and not option.hidden]
 
 
 def _section(path: str, command: click.Command) -> str:
@@ -55,8 +55,8 @@ def _section(path: str, command: click.Command) -> str:
     usage = " ".join([path, *(piece for piece in command.collect_usage_pieces(click.Context(command)) if piece)])
     parts = [title, "", block(usage, "text"), *(f"{linked(text)}\n" for text in paragraphs(command.help or ""))]
     if isinstance(command, click.Group):
-        below = command.list_commands(click.Context(command))
-        parts.append("Its commands: " + ", ".join(f"[`{name}`](#{path.replace(' ', '-')}-{name})" for name in below) + ".\n")
+        names = command.list_commands(click.Context(command))
+        parts.append("Subcommands: " + ", ".join(f"[`{name}`](#{path.replace(' ', '-')}-{name})" for name in names) + ".\n")
     if options(command):
         parts.append(table(("option", "default", "meaning"), map(_row, options(command))))
     return "\n".join(parts)

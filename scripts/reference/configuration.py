@@ -1,4 +1,4 @@
-"""docs/configuration.md: every setting of a run, from the fields of `RunSpec`."""
+"""docs/configuration.md: settings of a run, from the fields of `RunSpec`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from itertools import groupby
 from oppo_contract.fields import FieldDoc, SpecSchema
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec
 
-# Wherever a model stands, it takes the same keys; they are listed once.
+# Every model has the same keys; they are listed once, for the actor.
 LIKE_THE_ACTOR = ("models.reward.model.", "models.reference.", "models.critic.")
 # A part of a reward has the keys of a reward.
 LIKE_THE_REWARD = ("models.reward.parts[].model.", "models.reward.parts[].http.")
 HEAD = f"""\
 # Configuration
 
-One schema, `RunSpec`, is the form in the browser, the YAML file, the body of the API call and the engine's settings. This page
-is written from it by `make docs`; change `platform/oppo_contract/spec.py` and `sections/` beside it, not this page.
+The schema `RunSpec` defines the form in the browser, the YAML file, the body of the API call and the engine's settings. This page
+is generated from it by `make docs`: change `platform/oppo_contract/spec.py` and `sections/`, not this page.
 
 A run needs `name`, `steps`, `models.actor`, `models.reward` and `data.prompts`; everything else has a default:
 
@@ -28,12 +28,12 @@ models:
 data: {{prompts: prompts.jsonl}}
 ```
 
-The text is YAML 1.2 (JSON is YAML, too): `1e-5` is a number, `off` is a word, a key stands once, there are no aliases and no
-tags, and it has at most {MAX_SPEC_BYTES // 1024} KiB. Values are not converted: `"1"` is not a number. Whatever is unknown or
-impossible is refused, all of it at once, with the field's path, the value, what is allowed and the nearest valid key:
-`oppo spec check FILE` tells, and so do the form and the API. A setting that would change nothing under the others (`ppo.tis_cap`
-with `ppo.tis: off`, say) is refused too, unless it is the default; those of the controllers in `overlap` may stay when one is
-switched off. `oppo spec schema` prints the JSON schema.
+The text is YAML 1.2, of which JSON is a subset: `1e-5` is a number, `off` is a string, keys are unique, aliases and tags are
+not supported, and the limit is {MAX_SPEC_BYTES // 1024} KiB. Values are not converted: `"1"` is not a number. Unknown keys and
+invalid values are rejected together, each with the field's path, the value, what is allowed and the nearest valid key, by
+`oppo spec check FILE`, the form and the API. A setting without effect under the others (such as `ppo.tis_cap` with
+`ppo.tis: off`) is rejected unless it is the default; settings of a controller in `overlap` may stay when it is disabled.
+`oppo spec schema` prints the JSON schema.
 
 Symbols such as B, Δ and C are explained in [algorithm.md](algorithm.md). *empty* means `null`.
 """
@@ -58,7 +58,7 @@ def _section(note: FieldDoc) -> str:
 
 
 def _first_line(field_docs: list[FieldDoc], section: str) -> int:
-    # A section's table stands where the section is first named.
+    # Order of sections: where each is first mentioned.
     return next((number for number, note in enumerate(field_docs) if note.path == section.removesuffix("[]")), -1)
 
 
@@ -80,8 +80,8 @@ def _allowed(note: FieldDoc) -> str:
     if f"{note.path}." in LIKE_THE_REWARD:
         return f"as `{note.path.replace('parts[].', '')}`, or empty"
     if note.path.startswith("models.") and note.is_section and f"{note.path}." in LIKE_THE_ACTOR:
-        words, found, _ = note.allowed.partition(", or a mapping")
-        return f"{words}, or as `models.actor`" if found else "as `models.actor`"
+        types, mapping, _ = note.allowed.partition(", or a mapping")
+        return f"{types}, or as `models.actor`" if mapping else "as `models.actor`"
     if note.is_section:
         if note.allowed.startswith("a list"):
             return f"a list of mappings: [`{note.path}[]`](#{note.path.replace('.', '')})"

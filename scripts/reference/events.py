@@ -1,4 +1,4 @@
-"""docs/reference/events.md: every event of an attempt with its fields, from the contract's models."""
+"""docs/reference/events.md: events of an attempt with their fields, from the contract's models."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from oppo_contract import events as contract
-from scripts.reference.markdown import WRITTEN, code, linked, table
+from scripts.reference.markdown import GENERATED, code, linked, table
 
 HEAD = f"""\
 # Events
 
-{WRITTEN}, from `oppo_contract/events.py`.
+{GENERATED} from `oppo_contract/events.py`.
 
-What an attempt tells while it runs, one JSON object a line: first into a file on the worker's disk, then over HTTP to the
-platform, which applies each number of each producer exactly once
-([delivery](../delivery.md#telemetry-exactly-once)). `oppo train` leaves the same file. Unknown keys are errors.
-Times are seconds since 1970 in the envelope, and seconds since the attempt's `started` event within `step` and `spans`. JSON
-has no non-finite numbers: they travel as `"NaN"`, `"Infinity"` and `"-Infinity"`. An event has at most
+Telemetry of an attempt, one JSON object per line: written to a file on the worker's disk, then sent over HTTP to the platform,
+which applies each number of each producer exactly once ([delivery](../delivery.md#telemetry-exactly-once)). `oppo train` writes
+the same file. Unknown keys are errors. Times are seconds since 1970 in the envelope, and seconds since the attempt's `started`
+event within `step` and `spans`. Non-finite numbers are encoded as `"NaN"`, `"Infinity"` and `"-Infinity"`. An event has at most
 {contract.MAX_EVENT_BYTES // 1024} KiB, a step at most {contract.MAX_METRICS_PER_STEP} metrics.
 
-When the outbox is full, the engine leaves out {", ".join(code(kind) for kind in contract.DETAIL_KINDS)} and says so by `left_out`
+When the outbox is full, the engine drops {", ".join(code(kind) for kind in contract.DETAIL_KINDS)} and reports it by `left_out`
 ([storage](../storage.md#when-the-platform-is-away-for-long)).
 """
 
 
 def page() -> str:
     """The whole page as Markdown."""
-    kinds = [(kind(model), f"[`{kind(model)}`](#{kind(model)})", _says(model)) for model in models()]
-    parts = [HEAD, table(("event", "tells"), ((link, says) for _, link, says in kinds))]
+    kinds = [(kind(model), f"[`{kind(model)}`](#{kind(model)})", _summary(model)) for model in models()]
+    parts = [HEAD, table(("event", "content"), ((link, summary) for _, link, summary in kinds))]
     parts.append(_section("The envelope", contract.Envelope, ()))
     parts += [_section(code(kind(model)), model, set(contract.Envelope.model_fields) | {"kind"}) for model in models()]
     parts += [_section(title, model, ()) for title, model in PARTS.items()]
     return "\n".join(parts)
 
 
-# What events hold lists of.
+# Models that events contain lists of.
 PARTS: dict[str, type[BaseModel]] = {"A deferred sequence": contract.DeferredSequence, "A sample": contract.Sample}
 
 
@@ -47,39 +46,39 @@ def models() -> tuple[type[contract.Envelope], ...]:
 
 
 def kind(model: type[BaseModel]) -> str:
-    """The word by which an event is told from others."""
+    """The value of an event's `kind`."""
     return str(model.model_fields["kind"].default)
 
 
 def fields(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     """(name, type, meaning) of each field."""
     properties: dict[str, Any] = model.model_json_schema()["properties"]
-    for name, told in properties.items():
-        yield name, words_of(told), linked(model.model_fields[name].description or "")
+    for name, schema in properties.items():
+        yield name, type_text(schema), linked(model.model_fields[name].description or "")
 
 
-def words_of(schema: dict[str, Any], within: bool = False) -> str:
-    """A JSON schema's type, for people. `within`: it is part of another one's."""
+def type_text(schema: dict[str, Any], nested: bool = False) -> str:
+    """Text of a JSON schema's type. `nested`: within another type."""
     if "$ref" in schema:
         title = next(title for title, model in PARTS.items() if model.__name__ == schema["$ref"].rpartition("/")[2])
         return f"[{title}](#{title.lower().replace(' ', '-')})"
     if "enum" in schema:
         choices = ", ".join(code(str(choice)) for choice in schema["enum"])
-        return f"({choices})" if within else choices
+        return f"({choices})" if nested else choices
     if "anyOf" in schema:
-        return " or ".join(words_of(each) for each in schema["anyOf"])
+        return " or ".join(type_text(each) for each in schema["anyOf"])
     if "prefixItems" in schema:
-        return f"[{', '.join(words_of(item, within=True) for item in schema['prefixItems'])}]"
+        return f"[{', '.join(type_text(item, nested=True) for item in schema['prefixItems'])}]"
     kinds = {"array": "list of ", "object": "object of "}
     inner = schema.get("items", schema.get("additionalProperties"))
     kind = str(schema.get("type", "any"))
-    return kinds[kind] + words_of(inner, within=True) if isinstance(inner, dict) and inner else kind
+    return kinds[kind] + type_text(inner, nested=True) if isinstance(inner, dict) and inner else kind
 
 
-def _says(model: type[BaseModel]) -> str:
+def _summary(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").split("\n\n")[0]
 
 
 def _section(title: str, model: type[BaseModel], without: Any) -> str:
-    rows = [(code(name), kinds, says) for name, kinds, says in fields(model) if name not in without]
-    return f"## {title}\n\n{_says(model)}\n\n" + table(("field", "type", "meaning"), rows)
+    rows = [(code(name), types, meaning) for name, types, meaning in fields(model) if name not in without]
+    return f"## {title}\n\n{_summary(model)}\n\n" + table(("field", "type", "meaning"), rows)

@@ -1,37 +1,37 @@
-"""docs/reference/states.md: states of runs and attempts and how attempts end, from the code's tables."""
+"""docs/reference/states.md: states of runs and attempts, and outcomes of attempts."""
 
 from __future__ import annotations
 
 from oppo_contract.states import HOLDING_DEVICES, STATE_DESCRIPTIONS, TRANSITIONS, RunState
-from scripts.reference.markdown import WRITTEN, code, table
+from scripts.reference.markdown import GENERATED, code, table
 
 HEAD = f"""\
 # States
 
-{WRITTEN}, from `TRANSITIONS` in `oppo_contract/states.py` and `oppo_platform/runs/state_help.py`.
+{GENERATED} from `TRANSITIONS` in `oppo_contract/states.py` and `oppo_platform/runs/state_help.py`.
 
 ## A run
 
-One function moves a run (`oppo_platform/runs/transitions.py`): by compare-and-set, only as this table allows, and with a row
-that says why and by whom in the same transaction. What people may ask for, and when, is in [steering](../steering.md).
+All transitions of a run go through `oppo_platform/runs/transitions.py`: compare-and-set, as this table allows, with a row for
+reason and actor in the same transaction. [Steering](../steering.md) lists what users may request in each state.
 
 """
 AFTER = """
-allocated, starting, running, pausing and preempting may return to the queue. A later wish turns pausing into preempting and
-back, and all into cancelling. Whatever was asked of it, the engine may have been faster: pausing, preempting and cancelling
-may also end in succeeded or failed.
+allocated, starting, running, pausing and preempting may return to the queue. A later request changes pausing to preempting and
+back, and any of them to cancelling. The engine may end before a request takes effect: pausing, preempting and cancelling may
+also end in succeeded or failed.
 
 ## An attempt
 
-A run has attempts, one at a time. Each has an epoch, a token and a lease of its own; what comes under an older epoch moves
-nothing ([delivery](../delivery.md#one-engine-even-when-machines-fall-silent)). Engine death, a lost node and preemption end
-an attempt and not the run.
+A run has one attempt at a time. Each has an epoch, a token and a lease; requests with an older epoch have no effect
+([delivery](../delivery.md#one-engine-even-when-machines-fall-silent)). Engine death, a lost node and preemption end an attempt,
+not the run.
 
 """
 OUTCOMES = """
 ## How an attempt ends
 
-What counts as a death is counted against `retries.attempts` ([steering](../steering.md#after-a-death)).
+A death counts against `retries.attempts` ([steering](../steering.md#after-a-death)).
 
 """
 

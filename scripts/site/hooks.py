@@ -1,13 +1,10 @@
-"""What mkdocs does here beyond its own: pages that stand outside docs/, links into the repository, and the platform's colours.
+"""mkdocs hooks (`make docs`): pages outside docs/, links into the repository, the platform's stylesheet.
 
-Every page is written for readers of the repository: links are relative to the file that they stand in, and may lead to files
-outside docs/. In the site
+Pages link to files of the repository, relative to themselves. In the site:
 
-- pages of the repository (`PAGES`) become pages of their own;
-- any other file that a page links to becomes a page with its text, under `source/`;
+- pages outside docs/ (`PAGES`) become pages;
+- other linked files become pages with their text, under `source/`;
 - a link to a folder becomes its name.
-
-`mkdocs.yml` names this file; `make docs` builds the site.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-# Pages outside docs/, and where they stand in the site.
+# Pages outside docs/ → paths in the site.
 PAGES = {
     "README.md": "readme.md",
     "ARCHITECTURE.md": "architecture.md",
@@ -38,82 +35,82 @@ PAGES = {
 STYLES = "static/css/tokens.css"
 LOGO = "static/img/favicon.svg"
 LINK = re.compile(r"(?P<open>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
-# Words after a block's language are for the tests that run it (tests/docs/blocks.py).
-MARKED = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
-PICTURE, TABLE, TEXT = "image/png", "text/html", "text/plain"  # outputs of a notebook
+# Words after the language of a block are for tests/docs/blocks.py.
+BLOCK_OPTIONS = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
+PNG, TABLE, TEXT = "image/png", "text/html", "text/plain"  # notebook outputs
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css", ".sh": "sh"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, linked files and assets that do not stand in docs/."""
-    for path, place in PAGES.items():
-        files.append(File.generated(config, place, content=_content(ROOT / path)))
+    """Add pages, linked files and assets from outside docs/."""
+    for path, site_path in PAGES.items():
+        files.append(File.generated(config, site_path, content=_content(ROOT / path)))
     for path in sorted(linked_sources(files)):
-        files.append(File.generated(config, source_page(path), content=_listing(path)))
+        files.append(File.generated(config, source_page(path), content=_source_listing(path)))
     for path in (STYLES, LOGO):
         files.append(File.generated(config, f"assets/{posixpath.basename(path)}", abs_src_path=str(ROOT / path)))
     return files
 
 
 def _content(path: Path) -> str:
-    return as_markdown(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+    return notebook_markdown(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links between files of the repository into links between pages of the site, and hide the marks of blocks."""
+    """Rewrite links between files of the repository to links between pages, and remove block options."""
     here = repository_path(page.file.src_uri)
-    return MARKED.sub(r"\1", LINK.sub(lambda link: _in_site(link, here, page.file.src_uri), markdown))
+    return BLOCK_OPTIONS.sub(r"\1", LINK.sub(lambda link: _site_link(link, here, page.file.src_uri), markdown))
 
 
-def repository_path(place: str) -> str:
-    """Where a page of the site stands in the repository."""
-    return next((path for path, other in PAGES.items() if other == place), f"docs/{place}")
+def repository_path(site_path: str) -> str:
+    """Path in the repository of a page of the site."""
+    return next((path for path, other in PAGES.items() if other == site_path), f"docs/{site_path}")
 
 
 def linked_sources(files: Files) -> set[str]:
-    """Files of the repository that pages link to and that are no pages themselves."""
-    found = set()
+    """Files that pages link to and that are not pages."""
+    sources = set()
     for file in files.documentation_pages():
         here = repository_path(file.src_uri)
         for link in LINK.finditer(file.content_string):
-            path = _path(link["target"], here)
+            path = _target_path(link["target"], here)
             if path and not path.startswith("docs/") and path not in PAGES and (ROOT / path).is_file():
-                found.add(path)
-    return found
+                sources.add(path)
+    return sources
 
 
 def source_page(path: str) -> str:
-    """Where a file of the repository stands in the site."""
+    """Path in the site of a linked file."""
     return f"source/{path}.md"
 
 
-def _path(target: str, here: str) -> str | None:
-    """What a link of the page `here` leads to, relative to the repository; None for another site."""
+def _target_path(target: str, here: str) -> str | None:
+    """Repository path of a link on page `here`; None for a link to another site."""
     if re.match(r"[a-z]+:|/", target):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
     return None if path.startswith("..") else path
 
 
-def _in_site(link: re.Match[str], here: str, place: str) -> str:
-    path = _path(link["target"], here)
+def _site_link(link: re.Match[str], here: str, site_path: str) -> str:
+    path = _target_path(link["target"], here)
     if path is None or not (ROOT / path).exists():
-        return link[0]  # elsewhere; or not there, which mkdocs tells better
+        return link[0]  # another site, or missing, which mkdocs reports
     if (ROOT / path).is_dir():
         return link["text"]
     other = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else source_page(path))
-    return f"{link['open']}{posixpath.relpath(other, posixpath.dirname(place) or '.')}{link['anchor'] or ''})"
+    return f"{link['open']}{posixpath.relpath(other, posixpath.dirname(site_path) or '.')}{link['anchor'] or ''})"
 
 
-def _listing(path: str) -> str:
+def _source_listing(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`{3,}", text))])
     language = LANGUAGES.get(posixpath.splitext(path)[1], "text")
     return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n{fence}{language}\n{text.rstrip()}\n{fence}\n"
 
 
-def as_markdown(path: Path) -> str:
-    """The page of a notebook."""
+def notebook_markdown(path: Path) -> str:
+    """A notebook as Markdown."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return "\n\n".join(_cell(cell) for cell in notebook["cells"]) + "\n"
 
@@ -127,8 +124,8 @@ def _cell(cell: dict[str, Any]) -> str:
 
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {TEXT: output.get("text", "")})
-    if PICTURE in data:
-        return f"![figure](data:image/png;base64,{''.join(data[PICTURE]).strip()})"
+    if PNG in data:
+        return f"![figure](data:image/png;base64,{''.join(data[PNG]).strip()})"
     if TABLE in data:
         return f'<div class="output">{"".join(data[TABLE])}</div>'
     return f"```text\n{''.join(data[TEXT]).rstrip()}\n```"

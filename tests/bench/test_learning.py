@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.letters.learning import Judgement, judge, read_prompts
+from examples.letters.learning import Evaluation, evaluate, read_prompts
 from examples.letters.prepare import Settings, prepare
 from oppo_bench.studies.learning import KL_LIMIT_NATS, RISE_WANTED_SE, VARIANTS, outcome, table, train
 
@@ -23,19 +23,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def before(models: Path) -> Judgement:
+def before(models: Path) -> Evaluation:
     """The pre-trained actor's held-out answers."""
-    return judge(models / "letters" / "actor", read_prompts(models / "letters" / "heldout.jsonl"))
+    return evaluate(models / "letters" / "actor", read_prompts(models / "letters" / "heldout.jsonl"))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_rule_score_rises_by_more_than_five_standard_errors(
-    variant: str, models: Path, before: Judgement, tmp_path: Path
+    variant: str, models: Path, before: Evaluation, tmp_path: Path
 ) -> None:
     steps = train(variant, SEED, STEPS, models, tmp_path / "run")
     prompts = read_prompts(models / "letters" / "heldout.jsonl")
-    after = judge(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}" / "actor", prompts)
+    after = evaluate(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}" / "actor", prompts)
     result = outcome(variant, SEED, before, after, steps)
     assert result.rise_se > RISE_WANTED_SE, table([result])
     assert result.kl_nats <= KL_LIMIT_NATS, table([result])

@@ -26,7 +26,7 @@ from tests.web.matrix.rows import Row
 
 @pytest.mark.parametrize("path", reference.PAGES)
 def test_a_page_is_as_the_code_has_it(path: str) -> None:
-    assert (reference.ROOT / path).read_text(encoding="utf-8") == reference.text_of(path), "run `make docs`"
+    assert (reference.ROOT / path).read_text(encoding="utf-8") == reference.generate(path), "run `make docs`"
 
 
 @pytest.mark.parametrize(("path", "command"), list(commands.commands()))
@@ -69,7 +69,7 @@ def test_every_call_and_parameter_says_what_it_is(method: str, path: str, told: 
 @pytest.mark.parametrize("row", OPERATIONS.values(), ids=OPERATIONS.keys())
 def test_a_call_s_scope_is_the_least_that_acts_as_its_role(row: Row) -> None:
     scopes = list(Scope)
-    told = scopes.index(Scope(api.scope_of(row)))
+    told = scopes.index(Scope(api.minimum_scope(row)))
     enough = [at for at, scope in enumerate(scopes) if row.least not in RANK or RANK[CAP[scope]] >= RANK[Role(row.least)]]
     assert told >= min(enough)
     assert told == min(enough) or row.writes or row.admin

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.notebooks import NOTEBOOKS, executed
+from scripts.notebooks import NOTEBOOKS, execute
 from tests.docs.running import ROOT, environment_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -43,7 +43,7 @@ def reader(home: Path, platform: Any, tools: Any) -> dict[str, str]:
 def test_a_notebook_runs(notebook: Path, reader: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in reader.items():
         monkeypatch.setenv(name, value)
-    executed(notebook, tmp_path)
+    execute(notebook, tmp_path)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oppo_cli.demo_figures import RunFigures, bench_document, run_figures, table_rows
-from oppo_cli.home import Failure, Home, Running
+from oppo_cli.home import Failure, Home, RunningPlatform
 from oppo_cli.main import COMMANDS, main
 
 SPEC = """
@@ -133,9 +133,9 @@ def test_train_tells_what_the_engine_could_not_do(tmp_path: Path) -> None:
 
 def test_a_home_belongs_to_one_up_at_a_time(tmp_path: Path) -> None:
     first, second = Home(tmp_path), Home(tmp_path)
-    running = Running(1, "http://127.0.0.1:1", "postgresql://", "redis://")
+    running = RunningPlatform(1, "http://127.0.0.1:1", "postgresql://", "redis://")
     with first.locked():
-        first.tell(running)
+        first.save_running(running)
         assert second.running() == running
         assert (tmp_path / "running.json").stat().st_mode & 0o077 == 0
         with pytest.raises(Failure, match="already runs"), second.locked():
@@ -164,11 +164,11 @@ def test_figures_leave_out_the_first_steps() -> None:
     compared = {"figures": {"1": told}, "time_to_target": {"1": {"step": 4, "elapsed_s": 14.0}}}
     elapsed = {1: 10.0, 2: 12.0, 3: 13.0, 4: 14.0, 5: 15.0}
     tokens = {1: 100.0, 2: 200.0, 3: 300.0, 4: 400.0, 5: 500.0}
-    figures = run_figures(compared, 1, elapsed, tokens, warm=3)
+    figures = run_figures(compared, 1, elapsed, tokens, warmup=3)
     assert figures.step_s == 1.0
     assert figures.us_per_token == 1e6 * 2 / 200
     assert (figures.wall_s, figures.time_to_target_s, figures.bubble, figures.reward) == (15.0, 14.0, 0.25, 1.5)
-    short = run_figures(compared, 1, {1: 1.0}, {1: 1.0}, warm=3)
+    short = run_figures(compared, 1, {1: 1.0}, {1: 1.0}, warmup=3)
     assert short.step_s is None
 
 

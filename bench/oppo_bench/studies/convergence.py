@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.letters.learning import judge, read_prompts
+from examples.letters.learning import evaluate, read_prompts
 from examples.letters.prepare import PercentLines, Settings, prepare
 from oppo_contract.events import StepEvent, parse_event
 from oppo_contract.spec import RunSpec, load_spec
@@ -105,9 +105,9 @@ def outcome(variant: Variant, seed: int, steps: int | None, work: Path, prompts:
     assert target is not None
     smooth = np.convolve(scores, np.ones(WINDOW) / WINDOW, mode="valid")
     reached = np.flatnonzero(smooth >= target)
-    judged = judge(out / "checkpoints" / f"step-{events[-1].step:08d}" / "actor", prompts)
+    evaluation = evaluate(out / "checkpoints" / f"step-{events[-1].step:08d}" / "actor", prompts)
     return Outcome(
-        variant.name, seed, scores, judged.rule, int(reached[0]) + WINDOW if len(reached) else len(scores) + 1,
+        variant.name, seed, scores, evaluation.rule, int(reached[0]) + WINDOW if len(reached) else len(scores) + 1,
         statistics.mean(step.metrics["oppo/deferred_token_share"] for step in events),
         min(step.metrics["oppo/ess"] for step in events),
     )  # fmt: skip

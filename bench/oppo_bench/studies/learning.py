@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from examples.letters.learning import Judgement, judge, read_prompts
+from examples.letters.learning import Evaluation, evaluate, read_prompts
 from examples.letters.prepare import PercentLines, Settings, prepare
 from oppo_contract.events import StepEvent, parse_event
 from oppo_contract.yaml_text import load_yaml
@@ -68,7 +68,7 @@ def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -
     return [event for event in parsed if isinstance(event, StepEvent)]
 
 
-def outcome(variant: str, seed: int, before: Judgement, after: Judgement, steps: Sequence[StepEvent]) -> Outcome:
+def outcome(variant: str, seed: int, before: Evaluation, after: Evaluation, steps: Sequence[StepEvent]) -> Outcome:
     """Compare held-out answers before and after, and read the KL of the last tenth of the steps."""
     error = math.hypot(before.standard_error, after.standard_error)
     kls = [step.metrics["objective/kl"] for step in steps[-max(1, len(steps) // 10) :]]
@@ -121,13 +121,13 @@ def main() -> int:
     prepare(options.work / "models" / "letters", Settings(), PercentLines())
     models = options.work / "models"
     prompts = read_prompts(models / "letters" / "heldout.jsonl")
-    before = judge(models / "letters" / "actor", prompts)
+    before = evaluate(models / "letters" / "actor", prompts)
     outcomes = []
     for seed in range(seeds):
         for variant in VARIANTS:
             out = options.work / "runs" / f"{variant}-{seed}-{os.getpid()}"
             trained = train(variant, seed, steps, models, out)
-            after = judge(out / "checkpoints" / f"step-{trained[-1].step:08d}" / "actor", prompts)
+            after = evaluate(out / "checkpoints" / f"step-{trained[-1].step:08d}" / "actor", prompts)
             outcomes.append(outcome(variant, seed, before, after, trained))
             print(table(outcomes[-1:]).splitlines()[-1], flush=True)
     print(table(outcomes))

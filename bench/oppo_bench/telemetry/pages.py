@@ -117,7 +117,7 @@ def event_to_pixel() -> list[Result]:
 
     engine = shlex.join([sys.executable, "-I", "-S", paced_engine.__file__])
     with running_platform(1, {"OPPO_ENGINE_COMMAND": engine}) as running, browser() as chromium:
-        base_url = running.stack.base_url_here()
+        base_url = running.stack.local_url()
         state = logged_in(chromium, base_url, User.objects.get())
         run = running.submit(tiny_run("pixel", paced_engine.STEPS))
         page = chromium.new_context(storage_state=state, viewport=SIZE).new_page()

@@ -13,18 +13,18 @@ import torch
 from transformers import AutoTokenizer
 
 from examples.letters.grammar import (
+    DEGRADATIONS,
     MAX_NEW_TOKENS,
     MAX_PROMPT_TOKENS,
     MAX_SENTENCES,
     MOODS,
-    SPOILERS,
-    draw_answer,
-    draw_odd_answer,
     draw_prompt,
+    draw_response,
+    draw_varied_response,
     write,
 )
-from examples.letters.prepare import FAST, Settings, digest_of, prepare
-from examples.letters.report import length_figures, spearman
+from examples.letters.prepare import FAST, Settings, prepare, source_digest
+from examples.letters.report import length_statistics, spearman
 from examples.letters.vocabulary import EOS, build_tokenizer, token_id, vocabulary, write_tokenizer
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import load_yaml
@@ -52,7 +52,7 @@ def drawn() -> list[tuple[str, str]]:
     """Prompts with ordinary answers."""
     rng = random.Random(3)
     prompts = [draw_prompt(rng) for _ in range(6000)]
-    return [(prompt, draw_answer(rng, prompt)) for prompt in prompts]
+    return [(prompt, draw_response(rng, prompt)) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_word_outside_the_language_is_refused(tmp_path: Path) -> None:
 
 def test_answers_have_a_long_tail(drawn: list[tuple[str, str]]) -> None:
     lengths = [len(answer.split()) + 1 for _, answer in drawn]
-    figures = length_figures(lengths)
+    figures = length_statistics(lengths)
     assert 30 <= figures["length_median"] <= 50
     assert 45 <= figures["length_mean"] <= 90
     assert 270 <= figures["length_p95"] <= 340
@@ -155,7 +155,7 @@ def test_a_prompt_without_form_or_topic_is_refused() -> None:
 
 def test_odd_answers_cover_what_a_policy_could_try() -> None:
     rng = random.Random(5)
-    marks = [compute_marks(LETTER, draw_odd_answer(rng, LETTER)) for _ in range(400)]
+    marks = [compute_marks(LETTER, draw_varied_response(rng, LETTER)) for _ in range(400)]
     assert min(m.warmth for m in marks) < -0.9
     assert max(m.warmth for m in marks) > 0.9
     assert max(m.octaves_off for m in marks) > 2.5
@@ -163,7 +163,7 @@ def test_odd_answers_cover_what_a_policy_could_try() -> None:
     assert max(m.repeated for m in marks) > 0.5
     assert 0.02 < statistics.mean(not m.closed for m in marks) < 0.3
     longest = write(rng, LETTER, MOODS[0], MAX_SENTENCES)
-    assert all(0 < len(spoil(rng, longest).split()) <= MAX_NEW_TOKENS for spoil in SPOILERS * 50)
+    assert all(0 < len(spoil(rng, longest).split()) <= MAX_NEW_TOKENS for spoil in DEGRADATIONS * 50)
 
 
 def test_preparing_makes_models_that_fit_each_other_and_the_specs(prepared: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_is_finished_is_left_alone(prepared: Path) -> None:
     written = (prepared / "report.json").stat().st_mtime_ns
     assert not prepare(prepared, FAST, lambda share, doing: pytest.fail("worked again"))
     assert (prepared / "report.json").stat().st_mtime_ns == written
-    assert digest_of(FAST) != digest_of(replace(FAST, seed=1))
+    assert source_digest(FAST) != source_digest(replace(FAST, seed=1))
 
 
 def test_other_settings_replace_the_result_as_a_whole(tmp_path: Path) -> None:
