@@ -11,10 +11,10 @@ from rich.table import Table
 
 from oppo_cli.demo_figures import Row
 from oppo_cli.train import REWARD, reward_text
+from oppo_client.run_base import ENDED
 
 LINE_INTERVAL_S = 10.0
 BAR_CELLS = 28
-ENDED = ("succeeded", "failed", "cancelled")
 
 
 class RunsScreen:

@@ -25,23 +25,26 @@ def platform_servers(*, locked: bool = False) -> Iterator[None]:
     Args:
         locked: the caller holds the lock of the home, so no `oppo up` is running.
     """
+    if not locked:
+        _use_running_platform()
     if os.environ.get("DATABASE_URL"):
-        yield
-        return
-    home = Home.from_environment()
-    running = None if locked else home.running()
-    if running is not None:
-        os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
         yield
         return
     from oppo_platform import embedded
 
     try:
-        with embedded.postgres(home.path) as url:
+        with embedded.postgres(Home.from_environment().path) as url:
             os.environ["DATABASE_URL"] = url
             yield
     except embedded.ServerError as error:
         raise Failure(str(error)) from error
+
+
+def _use_running_platform() -> None:
+    """Set the variables of the running `oppo up`, if there is one and DATABASE_URL is not set."""
+    running = None if os.environ.get("DATABASE_URL") else Home.from_environment().running()
+    if running is not None:
+        os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
 
 
 def set_up_django() -> None:
@@ -54,6 +57,19 @@ def set_up_django() -> None:
         django.setup()
     except ImproperlyConfigured as error:
         raise Refusal(str(error)) from error
+
+
+@contextmanager
+def _accounts() -> Iterator[None]:
+    """Django with a database; account errors are raised as `Refusal`."""
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.accounts.services import AccountError
+
+        try:
+            yield
+        except AccountError as error:
+            raise Refusal(str(error)) from error
 
 
 @click.group()
@@ -69,20 +85,16 @@ def admin_create(username: str, email: str | None) -> None:
 
     The first administrator gets a team with a project; later ones become owners of that team.
     """
-    with platform_servers():
-        set_up_django()
+    with _accounts():
         from oppo_platform.accounts.models import Role, Team, User
-        from oppo_platform.accounts.services import AccountError, create_login_link, create_user
+        from oppo_platform.accounts.services import create_login_link, create_user
         from oppo_platform.projects.services import ensure_first_user
 
         address = email or f"{username}@localhost.localdomain"
-        try:
-            if User.objects.exists():
-                created = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER, administers=True)
-            else:
-                created = ensure_first_user(username, address)
-        except AccountError as error:
-            raise Refusal(str(error)) from error
+        if User.objects.exists():
+            created = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER, administers=True)
+        else:
+            created = ensure_first_user(username, address)
         click.echo(f"User: {created.user.username}\nPassword: {created.password}  (shown once)")
         click.echo(f"Login link: {create_login_link(created.user)}")
 
@@ -96,28 +108,23 @@ def admin_create(username: str, email: str | None) -> None:
 )
 def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
     """Print an API token of USER (name or email) for their first team; it is shown once."""
-    with platform_servers():
-        set_up_django()
+    with _accounts():
         from oppo_platform.accounts.api_tokens import create_api_token
         from oppo_platform.accounts.models import Team
-        from oppo_platform.accounts.services import AccountError, find_user
+        from oppo_platform.accounts.services import find_user
 
-        try:
-            owner = find_user(user)
-            team = Team.objects.filter(memberships__user=owner).order_by("id").first()
-            if team is None:
-                raise Refusal(f"{user} is not in a team, and a token belongs to a team member.")
-            click.echo(create_api_token(owner, team, name, days, scope).text)
-        except AccountError as error:
-            raise Refusal(str(error)) from error
+        owner = find_user(user)
+        team = Team.objects.filter(memberships__user=owner).order_by("id").first()
+        if team is None:
+            raise Refusal(f"{user} is not in a team, and a token belongs to a team member.")
+        click.echo(create_api_token(owner, team, name, days, scope).text)
 
 
 @admin.command("join-token")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
 def join_token(hours: float) -> None:
     """Print a join token for workers; it is shown once."""
-    with platform_servers():
-        set_up_django()
+    with _accounts():
         from oppo_platform.cluster.services import create_join_token
 
         click.echo(create_join_token(hours))
@@ -128,14 +135,10 @@ def join_token(hours: float) -> None:
 @click.argument("owner")
 def admin_team(name: str, owner: str) -> None:
     """Create a team NAME with OWNER (name or email) as its owner. Owners invite members in the browser."""
-    with platform_servers():
-        set_up_django()
-        from oppo_platform.accounts.services import AccountError, create_team, find_user
+    with _accounts():
+        from oppo_platform.accounts.services import create_team, find_user
 
-        try:
-            click.echo(f"{create_team(name, find_user(owner)).name} was created; its owner is {owner}.")
-        except AccountError as error:
-            raise Refusal(str(error)) from error
+        click.echo(f"{create_team(name, find_user(owner)).name} was created; its owner is {owner}.")
 
 
 @admin.command("rotate-secrets")
@@ -164,15 +167,11 @@ def admin_rotate_secrets() -> None:
 @click.argument("user")
 def admin_password_link(user: str) -> None:
     """Print a link for USER (name or email) to set a new password; valid once, for a day."""
-    with platform_servers():
-        set_up_django()
+    with _accounts():
         from oppo_platform.accounts.passwords import create_password_link
-        from oppo_platform.accounts.services import AccountError, find_user
+        from oppo_platform.accounts.services import find_user
 
-        try:
-            click.echo(create_password_link(None, find_user(user)))
-        except AccountError as error:
-            raise Refusal(str(error)) from error
+        click.echo(create_password_link(None, find_user(user)))
 
 
 @click.command("login-link")
@@ -180,14 +179,10 @@ def admin_password_link(user: str) -> None:
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
 def login_link(user: str, hours: float) -> None:
     """Print a one-time login link for USER (name or email)."""
-    with platform_servers():
-        set_up_django()
-        from oppo_platform.accounts.services import AccountError, create_login_link, find_user
+    with _accounts():
+        from oppo_platform.accounts.services import create_login_link, find_user
 
-        try:
-            click.echo(create_login_link(find_user(user), hours))
-        except AccountError as error:
-            raise Refusal(str(error)) from error
+        click.echo(create_login_link(find_user(user), hours))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
@@ -285,9 +280,7 @@ def _start_service() -> None:
     from oppo_contract.lifeline import watch_lifeline
 
     watch_lifeline()
-    running = None if os.environ.get("DATABASE_URL") else Home.from_environment().running()
-    if running is not None:
-        os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
+    _use_running_platform()
     if not os.environ.get("DATABASE_URL"):
         raise Refusal("DATABASE_URL is not set. Set it to a PostgreSQL URL, or run `oppo up`, which starts its own.")
     sys.argv = ["oppo"]

@@ -7,10 +7,9 @@ from typing import Any
 
 from oppo_client.html import badge, escaped
 from oppo_client.optional_deps import require
+from oppo_client.run_base import REWARD
 from oppo_client.series import join_series
 from oppo_client.tables import Table, to_frame
-
-REWARD = "critic/score/mean"
 
 
 class Comparison:
