@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from oppo_client.comparison import REWARD, Comparison
+from oppo_client.comparison import Comparison
 from oppo_client.config import load_config
 from oppo_client.messages import delete, get, post
 from oppo_client.pagination import fetch_all, iter_pages
 from oppo_client.retry import Retries
 from oppo_client.run import Run
-from oppo_client.run_base import RunBase
+from oppo_client.run_base import REWARD, RunBase
 from oppo_client.series import AXES, check_axis
 from oppo_client.spec_source import Changes, Source, fetch_created_run, submit_body
 from oppo_client.tables import Table, to_frame
