@@ -28,12 +28,12 @@ A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reord
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 WITH_BROWSER = OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM
 export PYTHON
-# Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then
-# every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
+# Container images often set PYTHONDONTWRITEBYTECODE. Then every process compiles Django or transformers again, for seconds, and the
+# tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full test-documents test-backends test-trl: export OMP_WAIT_POLICY ?= passive
-# The same answer every time: property tests draw the same there too (tests/conftest.py).
+# Property tests draw from a fixed seed too (tests/conftest.py).
 test: export PYTHONHASHSEED ?= 0
 
 help: ## this list
@@ -55,10 +55,10 @@ test: setup ## lint and the test suite, browser included (under 10 minutes on 2 
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" --dist loadfile $(CLIENT))
 	@$(WITH_BROWSER) && $(A_FILE_EACH) -m "not full" $(TOGETHER)
 
-test-full: setup ## the tests of `make test` and the slow ones, part by part (about 75 minutes); PART=engine for one; again for those that failed
+test-full: setup ## the tests of `make test` and the slow ones, part by part (about 75 minutes); PART=engine runs one; repeated, it runs the parts that have not passed
 	@$(if $(ARGS),$(WITH_BROWSER) && $(PYTEST) $(ARGS),$(BIN)/python scripts/test_full.py $(PART))
 
-# The parts of test-full: scripts/test_full.py names them, and says how they went.
+# The parts of test-full, listed in scripts/test_full.py.
 part-lint:
 	@$(MAKE) lint
 part-contract:
@@ -75,7 +75,7 @@ part-client:
 	@$(IN_TWO) --dist loadfile $(CLIENT)
 part-browser:
 	@$(WITH_BROWSER) && $(PYTEST) tests/browser
-part-end-to-end: # and whatever no other part has
+part-end-to-end: # and every test that is in no other part
 	@$(WITH_BROWSER) && $(PYTEST) $(TOGETHER) --ignore=tests/browser
 part-backends:
 	@$(PYTEST) $(BACKENDS)
@@ -84,7 +84,7 @@ part-trl:
 part-documents:
 	@$(MAKE) test-documents
 
-test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial, notebooks and the compose file's commands (under 20 minutes)
+test-documents: setup ## builds the documentation, runs its marked code blocks, the tutorial, the notebooks and the compose file's commands (under 10 minutes)
 	@$(WITH_BROWSER) && $(IN_TWO) --dist loadfile $(DOCUMENTS)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)
@@ -93,7 +93,7 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the cl
 	@$(BIN)/python -m mypy >$(VENV)/mypy.log 2>&1 || { cat $(VENV)/mypy.log; exit 1; }
 	@PYTHONPATH=platform:.:bench $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
 
-test-backends: deepspeed ## every backend decodes and trains alike, on two processes; installs deepspeed (under 5 minutes)
+test-backends: deepspeed ## every rollout and training backend on two processes; installs deepspeed (under 5 minutes)
 	@$(PYTEST) -m "not full" $(BACKENDS)
 
 # It takes about a minute to make, and CI makes none.

@@ -137,7 +137,7 @@ def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
 
 
 def test_the_lock_file_has_every_wheel_that_a_gpu_machine_needs() -> None:
-    assert {line.partition("==")[0] for line in gpu_wheels.locked()} == set(gpu_wheels.PACKAGES)
+    assert {line.partition("==")[0] for line in gpu_wheels.locked_packages()} == set(gpu_wheels.PACKAGES)
 
 
 def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None:

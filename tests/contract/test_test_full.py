@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
     monkeypatch.delenv("OPPO_TEST_SEED", raising=False)
     monkeypatch.setattr(test_full, "FOLDER", tmp_path)
     monkeypatch.setattr(test_full, "STATE", tmp_path / "state.json")
-    monkeypatch.setattr(test_full, "tree", lambda: "one")
+    monkeypatch.setattr(test_full, "tree_id", lambda: "one")
     monkeypatch.setattr(test_full, "run", made)
     return made
 
@@ -60,13 +60,13 @@ def test_named_part_runs_again(runs: Runs) -> None:
 
 def test_changed_files_start_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert test_full.main([]) == 0
-    monkeypatch.setattr(test_full, "tree", lambda: "two")
+    monkeypatch.setattr(test_full, "tree_id", lambda: "two")
     assert test_full.main([]) == 0
     assert runs.ran == [*test_full.PARTS, *test_full.PARTS]
 
 
 def test_the_tree_is_that_of_the_files() -> None:
-    assert re.fullmatch(r"[0-9a-f]{40,64}|", test_full.tree())
+    assert re.fullmatch(r"[0-9a-f]{40,64}|", test_full.tree_id())
 
 
 def test_every_part_has_a_target() -> None:

@@ -116,14 +116,14 @@ def test_an_invalid_line_is_reported_with_its_number(folder: Path, tmp_path: Pat
 def test_a_chat_reward_receives_the_conversation(folder: Path, tmp_path: Path) -> None:
     """From any prompt key; a `messages` field takes precedence."""
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    path, codec, kept = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptRecords((MESSAGES,))
-    kept.read(path, "prompt", codec, 16)
-    assert kept.line(codec.chat(TALK)) == {"messages": TALK}
-    assert kept.line(codec.encode("add two")) == {}
+    path, codec, records = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptRecords((MESSAGES,))
+    records.read(path, "prompt", codec, 16)
+    assert records.record(codec.chat(TALK)) == {"messages": TALK}
+    assert records.record(codec.encode("add two")) == {}
     path.write_text(json.dumps({"prompt": TALK, "messages": TALK[1:]}))
     other = PromptRecords((MESSAGES,))
     other.read(path, "prompt", codec, 16)
-    assert other.line(codec.chat(TALK)) == {"messages": TALK[1:]}
+    assert other.record(codec.chat(TALK)) == {"messages": TALK[1:]}
 
 
 def test_the_digest_tells_prompts_apart() -> None:
