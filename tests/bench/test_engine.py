@@ -208,7 +208,8 @@ def test_the_large_sizes_have_the_parameters_of_their_models() -> None:
     assert workload.SIZES["G2"].parameters / 1e9 == pytest.approx(1.54, abs=0.01)
 
 
-@pytest.mark.parametrize("name", [pytest.param("padded", marks=pytest.mark.full), "both"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["padded", "both"])
 def test_a_transformers_model_in_half_precision_is_raced_too(name: str, tmp_path: Path) -> None:
     # The shape of G1 in small: a vocabulary beyond the tokenizer's, fewer key heads than heads.
     size = Size(16, 1, 2, 1, 32, workload.VOCAB + 64, "qwen2", "bfloat16", 512)

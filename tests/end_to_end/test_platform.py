@@ -133,6 +133,7 @@ def test_what_is_not_finite_ends_the_run_and_is_told(platform, tools) -> None:
     assert "the value loss is inf at step 1" in alerts[0]["why"]
 
 
+@pytest.mark.full
 def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platform, home: Path, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("interrupted", steps=80))
     platform.wait_for_step(run_id, 8)

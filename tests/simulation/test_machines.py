@@ -116,6 +116,7 @@ def test_every_assumption_changes_one_thing() -> None:
     assert doubled.actor == base.devices.costs.actor
 
 
+@pytest.mark.full
 def test_the_command_prints_the_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With two assumptions of the many; the rest only takes longer."""
     from oppo_cli.simulate import simulate

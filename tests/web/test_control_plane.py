@@ -22,7 +22,7 @@ from oppo_platform.usecases import node_heartbeat
 from tests.web.plane import network
 from tests.web.plane.simulation import SETTINGS, ControlPlane
 
-QUICK, FULL = 40, 1000
+QUICK, FULL = 24, 1000
 START = datetime(2026, 11, 2, 8, 0, tzinfo=UTC)
 GIVEN = os.environ.get("OPPO_PLANE_SEED")
 SEEDS = [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(QUICK, FULL))]

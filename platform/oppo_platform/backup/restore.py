@@ -69,10 +69,8 @@ def restore(
 
     Args:
         archive: open and verified.
-        server: of the platform's database.
         home: folder of the keys.
         what: the backup's name, for the audit log.
-        tell: receives progress lines.
         replace: whether a database with runs may be replaced.
         nothing_since: nothing has happened since the backup: live attempts and sequences continue.
 

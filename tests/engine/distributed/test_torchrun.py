@@ -94,6 +94,7 @@ def finished(event: Event) -> tuple[str, int]:
     return event.outcome, event.step
 
 
+@pytest.mark.full
 def test_under_torchrun_a_stop_on_one_node_ends_both(world: Any, nodes: Nodes) -> None:
     nodes.start(world, world.tree(DEFER, TWO, {"steps": 10_000}))
     nodes.wait_until(lambda: nodes.trained(2))

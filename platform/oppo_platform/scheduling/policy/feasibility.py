@@ -112,6 +112,7 @@ def describe_request(run: WaitingRun, model: str = "") -> str:
 
 
 def describe_nodes(run: WaitingRun) -> str:
+    """The number of nodes that a run needs, as text."""
     if run.nodes is not None:
         return f"{run.nodes} nodes"
     return "one node" if run.nodes_max == 1 else f"at most {run.nodes_max} nodes"
