@@ -1,1 +1,1 @@
-"""The overlap for trainers that are not ours."""
+"""Overlap for other trainers."""

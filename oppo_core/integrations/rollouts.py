@@ -1,7 +1,8 @@
-"""Batches of scored answers for a trainer that is not ours: decoded chunk by chunk, while the reward model reads along.
+"""Scored rollouts for another trainer: chunked decoding with a streamed reward model.
 
-What begins, what is deferred and what makes up a batch is decided as in our own runs (`oppo_core/rollout/pool.py`); nothing is
-stored, and nothing corrects for older weights but that every answer tells its log-probs under the present ones.
+`oppo_core/rollout/pool.py` selects and defers sequences as in our own runs. There are no checkpoints and no importance weights;
+every
+sequence has its log-probs under the current weights.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Visible = Callable[[Sequence], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How much is in flight. `batch` and `overcommit` count answers, `chunk` tokens, `max_age` steps."""
+    """Sizes. `batch` and `overcommit` count sequences, `chunk` tokens, `max_age` steps."""
 
     batch: int
     overcommit: int
@@ -42,16 +43,16 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A batch of finished answers in the order in which they were begun, and the reward's score of each."""
+    """A batch of finished sequences in the order in which they were started, with their scores."""
 
     sequences: list[Sequence]
     scores: list[float]
 
 
 class Rollouts:
-    """Makes one batch after the other, each under the weights that `policy` has when it is asked for.
+    """Produces batches, each under the weights that `policy` has at the call.
 
-    Every prompt drawn is answered once: its answer is in one batch, or among the `unconsumed` at the end.
+    Every prompt drawn gets one response: in a batch, or among the `unconsumed` at the end.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Rollouts:
         settings: DecodeSettings,
         visible: Visible = Sequence.tokens,
     ) -> None:
-        """`visible`: what the reward model is shown of an answer so far, prompt first; its beginning, at least the prompt."""
+        """`visible`: the tokens of a sequence that the reward model reads, prompt first; a prefix of the sequence, at least the
+        prompt."""
         self.overlap = overlap
         self.steps = 0
-        self.deferred = 0  # answers that were trained later than begun
+        self.deferred = 0  # sequences trained in a later step than the one that started them
         self._policy = policy
         self._prompts = prompts
         self._settings = settings
@@ -74,29 +76,29 @@ class Rollouts:
         slots, columns = overlap.batch + overlap.overcommit, settings.max_prompt + settings.max_new
         self._pool = Pool(overlap.batch, overlap.max_age)
         self._decoder = build_decoder(policy, settings, slots)
-        self._reader = ReadingAhead(reward, slots, columns, settings.micro_batch_tokens)
+        self._reader = StreamedReward(reward, slots, columns, settings.micro_batch_tokens)
         self._device = next(policy.parameters()).device
 
     @property
     def unconsumed(self) -> list[Sequence]:
-        """What is in flight: answers that are begun and in no batch yet."""
+        """Sequences in flight: started and not yet in a batch."""
         return list(self._pool.sequences)
 
     def next(self) -> Rollout:
-        """Decode until a batch is complete, while the reward model reads what is there.
+        """Decode until a batch is complete, streaming to the reward model.
 
         Raises:
-            ValueError: a prompt is empty or longer than expected.
+            ValueError: a prompt is empty or too long.
         """
-        with one_core_left(self._device):
+        with reserve_core(self._device):
             batch = self._batch(version=self.steps)
-            self._rate([s for s in batch if s.token_versions[-1] < self.steps])
+            self._record_current_logprobs([s for s in batch if s.token_versions[-1] < self.steps])
         self.steps += 1
         self.deferred += sum(sequence.age > 0 for sequence in batch)
         return Rollout(batch, self._reader.scores([sequence.sequence_id for sequence in batch]))
 
     def _batch(self, version: int) -> list[Sequence]:
-        self._pool.top_up(self.overlap.overcommit, version, self._begun)
+        self._pool.top_up(self.overlap.overcommit, version, self._start_sequence)
         self._decoder.begin(self._pool.unfinished(), version)
         finishers: list[Sequence] = []
         while not self._pool.is_complete(finishers):
@@ -107,7 +109,7 @@ class Rollouts:
         return self._pool.take_batch(finishers)
 
     def _chunk(self, version: int, finishers: list[Sequence]) -> list[Sequence]:
-        """At most a chunk's rounds; decoding stops at the token with which the batch is complete. Returns who finished."""
+        """Decode at most one chunk; stops at the token that completes the batch. Returns the finished sequences."""
         done: list[Sequence] = []
         left = self.overlap.chunk
         while left:
@@ -119,8 +121,9 @@ class Rollouts:
         return done
 
     @torch.no_grad()
-    def _rate(self, surplus: list[Sequence]) -> None:
-        """Note the present weights' log-probs of answers that older ones have finished; the decoder notes those of the others."""
+    def _record_current_logprobs(self, surplus: list[Sequence]) -> None:
+        """Compute the current weights' log-probs of finished sequences whose last tokens are stale; the decoder records the
+        others'."""
         settings = self._settings
         lengths = [len(s.prompt) + s.length for s in surplus]
         for rows in ragged_batches(lengths, settings.micro_batch_tokens, None, pass_costs(self._policy)):
@@ -132,7 +135,7 @@ class Rollouts:
             for sequence, part in zip(chosen, torch.split(logprobs, [s.length for s in chosen]), strict=True):
                 sequence.stale_logprobs = part.tolist()
 
-    def _begun(self, sequence_ids: range) -> list[Sequence]:
+    def _start_sequence(self, sequence_ids: range) -> list[Sequence]:
         (number,) = sequence_ids
         prompt = next(self._prompts)
         longest = self._settings.max_prompt
@@ -141,12 +144,12 @@ class Rollouts:
         return [Sequence(number, number, prompt)]
 
     def close(self) -> None:
-        """End the reward's thread."""
+        """End the reward thread."""
         self._reader.close()
 
 
-class ReadingAhead:
-    """A frozen reward model that reads growing answers in a thread of its own, on a GPU on a stream of its own."""
+class StreamedReward:
+    """A frozen reward model that prefills growing sequences in its own thread, on a GPU on its own stream."""
 
     def __init__(self, network: Network, slots: int, columns: int, budget: int) -> None:
         self._network = network
@@ -157,7 +160,7 @@ class ReadingAhead:
         self._scores: dict[int, Tensor] = {}
 
     def read(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> None:
-        """Have it read what is new; `tokens` holds whole answers, prompt first. Returns at once."""
+        """Queue the new tokens; `tokens` holds whole sequences, prompt first. Returns at once."""
         self._orders.append(self._thread.submit(self._read, tokens, finished))
 
     @torch.no_grad()
@@ -167,7 +170,7 @@ class ReadingAhead:
                 self._scores[i] = self._network.scalar(reading.hidden[-1])
 
     def scores(self, sequence_ids: list[int]) -> list[float]:
-        """What it says at the last token of finished answers, which are forgotten. Waits; raises what its thread has raised."""
+        """Scores at the last tokens of finished sequences, which are then dropped. Waits; raises the thread's exceptions."""
         for order in self._orders:
             order.result()
         self._orders.clear()
@@ -178,13 +181,13 @@ class ReadingAhead:
         return tokens
 
     def close(self) -> None:
-        """End the thread; what it has not begun is left undone."""
+        """End the thread; queued reads are cancelled."""
         self._thread.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def one_core_left(device: torch.device) -> Iterator[None]:
-    """On a CPU this thread computes on one core less within it, where it has more than one: the reward's thread has that."""
+def reserve_core(device: torch.device) -> Iterator[None]:
+    """On a CPU with several cores, leave one core to the reward thread."""
     cores = torch.get_num_threads()
     if device.type != "cpu" or cores == 1:
         yield

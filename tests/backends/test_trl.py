@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from oppo_core.integrations.trl import Rated, overlap
+from oppo_core.integrations.trl import LogProbs, overlap
 from oppo_core.integrations.trl_compat import FUNCTIONS, OverlapError
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(13))]
@@ -82,7 +82,7 @@ class Witness:
 
     def batch_generation(self, model: Any, queries: torch.Tensor, *more: Any) -> Any:
         rows, rated = self.inner["batch_generation"](model, queries, *more)
-        if not isinstance(rated, Rated):
+        if not isinstance(rated, LogProbs):
             self.passed_on += 1
             return rows, rated
         logits = logits_of(model, rows, queries.shape[1], self.pad, self.trainer.args.temperature)
@@ -177,7 +177,7 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path) -> None:
             assert trainer.dataloader is not loader
             act()
 
-    with pytest.raises(OverlapError, match="overlapped already"):
+    with pytest.raises(OverlapError, match="already overlapped"):
         inside(lambda: overlap(trainer).__enter__())
     with pytest.raises(ZeroDivisionError):
         inside(lambda: 1 / 0)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.integrations import trl_compat
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
-from oppo_core.integrations.trl import Batch, dataset_prompts, shown
-from oppo_core.integrations.trl_compat import OverlapError, refuse, refuse_amounts
+from oppo_core.integrations.trl import Batch, dataset_prompts, judged_tokens
+from oppo_core.integrations.trl_compat import OverlapError, check_amounts, check_trainer
 from oppo_core.models.microbatching import response_states
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
@@ -91,16 +91,16 @@ def test_every_prompt_is_answered_once_under_the_present_weights(rolled: Any, ov
 @pytest.mark.parametrize("pad", [PAD, EOS], ids=["pad", "pad-is-eos"])
 def test_the_reward_is_shown_what_is_before_the_first_pad_token(rolled: Any, pad: int) -> None:
     def visible(sequence: Sequence) -> NDArray[np.int64]:
-        return shown(sequence, pad)
+        return judged_tokens(sequence, pad)
 
     rollouts, policy, reward = rolled(2, visible=visible)
     told = [rollouts.next() for _ in range(4)]
     for rollout in told:
         check(rollout, policy, reward, visible)
-        batch = Batch.of(rollout, pad, torch.device("cpu"))
+        batch = Batch.from_rollout(rollout, pad, torch.device("cpu"))
         rows = torch.cat([batch.queries, batch.responses], 1)
-        assert batch.scores_of(rows, pad, batch.queries.shape[1]) == rollout.scores
-        assert batch.scores_of(rows[:, 1:] + 1, pad, batch.queries.shape[1]) is None
+        assert batch.lookup_scores(rows, pad, batch.queries.shape[1]) == rollout.scores
+        assert batch.lookup_scores(rows[:, 1:] + 1, pad, batch.queries.shape[1]) is None
     answers = [s.response for rollout in told for s in rollout.sequences]
     assert any(pad in answer for answer in answers)
 
@@ -178,34 +178,34 @@ BENT = SimpleNamespace(config=SHARED.config, generation_config=SimpleNamespace(r
         ({"is_fsdp_enabled": True}, "FSDP"),
         ({"is_peft_model": True}, "PEFT adapters"),
         ({"processing_class": SimpleNamespace(pad_token_id=None)}, "no pad token"),
-        ({"model": SHARED, "reward_model": SHARED}, "shares weights with what is trained"),
+        ({"model": SHARED, "reward_model": SHARED}, "shares weights with a trained model"),
         ({"reward_model": FLASH}, "attention of kind flash_attention_2"),
         ({"policy_model": BENT}, "repetition_penalty 1.1"),
     ],
 )
 def test_what_cannot_be_overlapped_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    assert refuse(trainer()) is FUNCTIONS
+    assert check_trainer(trainer()) is FUNCTIONS
     with pytest.raises(OverlapError, match=said):
-        refuse(trainer(**changes))
+        check_trainer(trainer(**changes))
 
 
 @pytest.mark.usefixtures("installed")
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OverlapError, match=r"SimpleNamespace\.train is not that of"):
-        refuse(SimpleNamespace())
+        check_trainer(SimpleNamespace())
     monkeypatch.setitem(FUNCTIONS, "selective_log_softmax", lambda logits, index, mask: None)
-    with pytest.raises(OverlapError, match="takes logits, index, mask; the overlap knows logits, index"):
-        refuse(trainer())
+    with pytest.raises(OverlapError, match="takes logits, index, mask; the overlap supports logits, index"):
+        check_trainer(trainer())
     monkeypatch.setitem(FUNCTIONS, "selective_log_softmax", Rollouts.next.__get__(object()))
-    with pytest.raises(OverlapError, match="overlapped already"):
-        refuse(trainer())
+    with pytest.raises(OverlapError, match="already overlapped"):
+        check_trainer(trainer())
     monkeypatch.setattr(trl_compat, "_version", lambda: "1.120.0")
     with pytest.raises(OverlapError, match=r"trl 1\.120\.0 is installed"):
-        refuse(trainer())
+        check_trainer(trainer())
 
 
 @pytest.mark.parametrize(("amounts", "said"), [((9, 1, 1), "0 to the batch's 8"), ((0, 0, 1), "chunk"), ((0, 1, 0), "max_age")])
 def test_amounts_have_limits(amounts: tuple[int, int, int], said: str) -> None:
-    refuse_amounts(trainer(), 8, 1, 1)
+    check_amounts(trainer(), 8, 1, 1)
     with pytest.raises(OverlapError, match=said):
-        refuse_amounts(trainer(), *amounts)
+        check_amounts(trainer(), *amounts)
