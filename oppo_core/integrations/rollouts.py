@@ -1,8 +1,7 @@
 """Scored rollouts for another trainer: chunked decoding with a streamed reward model.
 
-`oppo_core/rollout/pool.py` selects and defers sequences as in our own runs. There are no checkpoints and no importance weights;
-every
-sequence has its log-probs under the current weights.
+`oppo_core/rollout/pool.py` selects and defers sequences as in our own runs. There are no checkpoints and no importance
+weights; every sequence has its log-probs under the current weights.
 """
 
 from __future__ import annotations

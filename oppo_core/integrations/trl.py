@@ -75,8 +75,8 @@ def decode_settings(trainer: Any, max_prompt: int, networks: list[Network]) -> D
     longest, context = max_prompt + args.response_length, min(network.context for network in networks)
     if longest > context:
         raise ValueError(
-            f"prompts of up to {max_prompt} tokens and responses of {args.response_length} do not fit a context of {context}; lower"
-            " response_length, or leave out long prompts"
+            f"prompts of up to {max_prompt} tokens and responses of {args.response_length} do not fit a context of {context};"
+            " lower response_length, or leave out long prompts"
         )
     return DecodeSettings(
         args.seed, NO_TOKEN if stop is None else stop, args.temperature + TEMPERATURE_MARGIN, max_prompt, args.response_length,

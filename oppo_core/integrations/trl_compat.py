@@ -102,7 +102,7 @@ def _model_checks(trainer: Any) -> list[tuple[bool, str]]:
     return [
         (
             trainer.processing_class.pad_token_id is None,
-            "its tokenizer has no pad token, by which TRL finds the end of a response",
+            "its tokenizer has no pad token, which TRL needs to find a response's end",
         ),
         (
             any(id(parameter) in trained for parameter in reward.parameters()),
@@ -110,7 +110,7 @@ def _model_checks(trainer: Any) -> list[tuple[bool, str]]:
         ),
         (
             bool(kinds),
-            f"attention of kind {', '.join(kinds)} does not support chunked prefill; load the models with sdpa or eager",
+            f"attention of kind {', '.join(kinds)} cannot prefill in chunks; load the models with sdpa or eager",
         ),
         *_sampling_changes(policy.generation_config),
     ]

@@ -1,7 +1,7 @@
-"""Which Hugging Face models can be streamed exactly, decided from the configuration before weights are read.
+"""Checks a Hugging Face model's configuration for exact streaming, before its weights are read.
 
-Exact: chunked prefill, each chunk after the KV cache of the previous ones, gives the result of one forward pass. That holds if a
-token depends on earlier tokens through attention only, at explicit positions.
+Exact means that chunked prefill with a KV cache gives the result of one forward pass. This holds if a token depends on earlier
+tokens through attention only, at explicit positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def refuse_unsupported(config: PretrainedConfig, path: str) -> None:
-    """Raises ModelFolderError with the reason for a configuration that cannot be exact."""
+    """Raises ModelFolderError with the reason for an unsupported configuration."""
     reason = next((reason for applies, reason in _reasons(config) if applies), None)
     if reason is not None:
         raise ModelFolderError(f"{path} ({config.model_type}) cannot be used: {reason} (docs/models.md)")
@@ -82,10 +82,10 @@ def context_of(config: PretrainedConfig) -> int:
 
 
 def window_sizes(config: PretrainedConfig) -> dict[str, int | None]:
-    """For each kind of attention layer how many positions a query sees, itself included; None: all."""
+    """Window of each kind of attention layer: visible positions per query, itself included; None: all."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and config.model_type != "mistral":  # which reads sliding_window alone
+    if kinds is not None and config.model_type != "mistral":  # the only one that reads sliding_window
         return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
     if window is None or not getattr(config, "use_sliding_window", True):
         return {FULL: None}
@@ -93,7 +93,7 @@ def window_sizes(config: PretrainedConfig) -> dict[str, int | None]:
 
 
 def logit_rule(config: PretrainedConfig) -> Callable[[Tensor], Tensor] | None:
-    """What a model does to its logits after the head; None: nothing."""
+    """Transformation of the logits after the head; None: none."""
     cap, factor, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
     if cap is not None:
         return lambda logits: torch.tanh(logits / cap) * cap

@@ -1,7 +1,7 @@
-"""Our own small transformer: pre-norm, learned positions, GELU, one head.
+"""Built-in small transformer: pre-norm, learned positions, GELU, one head.
 
-Written for few, large operations: at these sizes a decode step costs what its Python calls cost. Learned positions are
-added once at the bottom, so that attention needs no rotation.
+It uses few, large operations, because at these sizes the Python calls dominate a decode step. Learned positions are added once at
+the bottom, so attention needs no rotation.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Head = Literal["lm", "scalar"]
 
 
 def plain(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer, its weights used directly: calling the module would cost as much again as a small product."""
+    """A linear layer applied through its weights: calling the module would cost as much again as a small product."""
     return F.linear(x, layer.weight, layer.bias)
 
 
 def called(layer: nn.Module, x: Tensor) -> Tensor:
-    """Whatever now stands in the layer's place, such as the layer with an adapter beside it."""
+    """A layer called as a module, for example with a LoRA adapter."""
     result: Tensor = layer(x)
     return result
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | Packed | None, layer: int) -> Tensor:
-    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see.
+    """Attention [N, heads, T, width]: causal over whole rows, or over the columns that `window` makes visible to each query.
 
-    `keys` and `values` are those of the same tokens; a window keeps them.
+    `keys` and `values` are those of the same tokens; a window caches them.
     """
     if isinstance(window, Packed):
         return window.attend(layer, query, keys, values)
@@ -47,7 +47,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | Pa
 
 
 class Block(nn.Module):
-    """Attention and a GELU feed-forward layer, each behind a layer norm, added to the residual stream."""
+    """Attention and a GELU feed-forward layer, each after a layer norm, added to the residual stream."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class TinyTransformer(nn.Module):
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What a slot cache must hold for it."""
+        """Shape of its KV cache."""
         a = self.architecture
         return CacheShape.equal(a.layers, a.heads, a.hidden // a.heads)
 
     def call_layers(self) -> None:
-        """From now on linear layers are called as modules, because some have been replaced by others."""
+        """From now on, call linear layers as modules, because some have been replaced."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.linear = called
@@ -131,7 +131,7 @@ class TinyTransformer(nn.Module):
 
 
 def init_tiny(architecture: TinyArchitecture, head: Head, seed: int) -> TinyTransformer:
-    """A model with fresh weights, the same for the same seed; a scalar head starts at zero."""
+    """A model with random weights, a function of the seed; the scalar head starts at zero."""
     model = TinyTransformer(architecture, head)
     generator = torch.Generator().manual_seed(seed)
     depth_scale = (2 * architecture.layers) ** -0.5

@@ -1,7 +1,7 @@
-"""What virtual devices are: how many, who lives where, and what everything costs. Read from YAML or JSON.
+"""Virtual devices of the simulator: groups, placement of the models, and costs. Read from YAML or JSON.
 
-Times are in microseconds of one device (`…_us`), of one pass, row, token or step as the field says. Costs that can be divided
-over n devices take 1 / (1 + (n − 1) · parallel) of that time on n of them.
+Times are in microseconds of one device (`…_us`), per pass, row, token or step as the field says. A divisible cost on n devices
+takes 1 / (1 + (n − 1) · parallel) of its time on one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ACTOR_GROUP = "actor"
 
 
 class DevicesError(ValueError):
-    """A description of virtual devices that cannot be used; the message names the field."""
+    """An invalid description of virtual devices; the message names the field."""
 
 
 class Part(BaseModel):
-    """A part of the description: unknown keys are errors."""
+    """Base of the description's parts: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Decode(Part):
-    """One decode round over n rows costs round_us + (n · row_us + cached tokens · cached_token_us) ÷ speed."""
+    """One decode step over n rows costs round_us + (n · row_us + cached tokens · cached_token_us) ÷ speed."""
 
     round_us: Cost = Field(description="A round, however few rows it has.")
     row_us: Cost = Field(description="A row in a round.")
@@ -51,14 +51,14 @@ class Reading(Part):
 
 
 class Training(Reading):
-    """A forward pass as `Reading`; a backward pass besides, and an optimizer step."""
+    """A forward pass as in `Reading`, a backward pass and an optimizer step."""
 
     backward_us: Cost = Field(description="Backward pass, a token.")
     optimizer_us: Cost = Field(0.0, description="One optimizer step.")
 
 
 class Costs(Part):
-    """What the models cost. A rule in place of a reward model costs `overheads.score_us` an answer instead."""
+    """Costs of the models. A rule instead of a reward model costs `overheads.score_us` per response."""
 
     decode: Decode
     actor: Training
@@ -68,7 +68,7 @@ class Costs(Part):
 
 
 class Overheads(Part):
-    """What is no model's work."""
+    """Costs besides the models."""
 
     prompt_us: Cost = Field(0.0, description="Drawing one prompt.")
     weights_us: Cost = Field(0.0, description="Handing new weights to the decoder, a step.")
@@ -81,7 +81,7 @@ class Overheads(Part):
 
 
 class LogNormal(Part):
-    """Lengths with median `median` tokens and spread `sigma` of their logarithm, cut at `rollout.max_new_tokens`."""
+    """Lengths with median `median` tokens and standard deviation `sigma` of their logarithm, at most `rollout.max_new_tokens`."""
 
     kind: Literal["log-normal"] = "log-normal"
     median: float = Field(gt=0)
@@ -89,15 +89,15 @@ class LogNormal(Part):
 
 
 class Listed(Part):
-    """Lengths drawn from a list, each entry as likely as any other."""
+    """Lengths drawn uniformly from a list."""
 
     kind: Literal["list"] = "list"
     values: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
 
 class Curve(Part):
-    """Scores: first + (last − first) · (1 − e^(−v / steps)) + noise · N(0, 1), where v is the mean policy version of the answer's
-    tokens. So the Δ controller has a reward that rises, flattens, and lags where tokens are stale."""
+    """Scores: first + (last − first) · (1 − e^(−v / steps)) + noise · N(0, 1), where v is the mean policy version of the
+    response's tokens. The Δ controller thus sees a reward that rises, flattens, and lags with stale tokens."""
 
     first: float = 0.0
     last: float = 1.0
@@ -106,7 +106,7 @@ class Curve(Part):
 
 
 class Workload(Part):
-    """What is answered, where the spec does not say."""
+    """The workload, as far as the spec does not define it."""
 
     lengths: LogNormal | Listed = Field(LogNormal(median=64, sigma=0.9), discriminator="kind")
     prompt_tokens: int = Field(16, ge=1, description="Length of every prompt; cut at `rollout.max_prompt_tokens`.")
@@ -114,7 +114,7 @@ class Workload(Part):
 
 
 class Devices(Part):
-    """Everything that a simulation knows of a machine."""
+    """The simulated machine."""
 
     name: str
     description: str = ""
@@ -135,7 +135,7 @@ class Devices(Part):
 
     @model_validator(mode="after")
     def everyone_has_a_place(self) -> Self:
-        """Every scorer is on a group that exists, and every group has a scorer."""
+        """Every scorer is on an existing group, and every group has a scorer."""
         if ACTOR_GROUP in self.groups:
             raise ValueError(f"groups: {ACTOR_GROUP!r} is the actor's own group; its size is the field `actor`")
         for role in READING_ROLES:
@@ -163,9 +163,9 @@ class Devices(Part):
         raise KeyError(name)
 
     def decode_us(self, count: int, rounds: int, cached: Sequence[int], width: int) -> float:
-        """Decode rounds on `count` devices over live rows with `cached` tokens each, one more in every round.
+        """Decode steps on `count` devices over live rows with `cached` tokens each, one more per step.
 
-        With padding, over `width` rows that are all as long as the longest.
+        With padding, over `width` rows, all as long as the longest.
         """
         costs = self.costs.decode
         rows, tokens = (width, width * max(cached, default=0)) if self.padded else (len(cached), sum(cached))
@@ -174,22 +174,22 @@ class Devices(Part):
         return rounds * costs.round_us + shared / speed(count, costs.parallel)
 
     def passes_us(self, count: int, costs: Reading, token_us: float, lengths: Sequence[int], pass_tokens: int) -> float:
-        """Passes on `count` devices over rows of `lengths` tokens at `token_us` per token, at most `pass_tokens` in a pass."""
+        """Passes on `count` devices over rows of `lengths` tokens at `token_us` per token, at most `pass_tokens` per pass."""
         tokens = self.tokens(lengths)
         return -(-tokens // pass_tokens) * costs.pass_us + tokens * token_us / speed(count, costs.parallel)
 
     def tokens(self, lengths: Sequence[int]) -> int:
-        """Tokens of rows of these lengths, with padding where the devices pad."""
+        """Tokens of rows of these lengths, including padding if the devices pad."""
         return len(lengths) * max(lengths, default=0) if self.padded else sum(lengths)
 
 
 def speed(devices: int, parallel: float) -> float:
-    """How much faster `devices` are than one."""
+    """Speed of `devices` devices relative to one."""
     return 1 + (devices - 1) * parallel
 
 
 def builtin_names() -> list[str]:
-    """Descriptions that come with the engine."""
+    """Names of the built-in descriptions."""
     folder = files("oppo_estimate") / "machines"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -198,7 +198,7 @@ def load_devices(name: str) -> Devices:
     """A built-in description by name, or one from a file.
 
     Raises:
-        DevicesError: there is neither, or the description is not valid; every problem is named.
+        DevicesError: neither exists, or the description is invalid; the message lists every problem.
     """
     if name in builtin_names():
         text = (files("oppo_estimate") / "machines" / f"{name}.yaml").read_text(encoding="utf-8")

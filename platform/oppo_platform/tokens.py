@@ -1,7 +1,7 @@
-"""Bearer tokens: `oppo<kind>_<prefix>_<secret>`. Only the prefix and an HMAC of the secret are kept.
+"""Bearer tokens: `oppo<kind>_<prefix>_<secret>`. Only the prefix and an HMAC of the secret are stored.
 
-The prefix finds the row, the HMAC proves the secret. The pepper is derived from SECRET_KEY, so that a copy of the database
-alone lets nobody in.
+The prefix finds the row, the HMAC verifies the secret. The pepper is derived from SECRET_KEY, so a copy of the database does not
+suffice to log in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIX_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token at its birth; `text` is shown once and then forgotten."""
+    """A created token; `text` is shown once and not stored."""
 
     text: str
     prefix: str
@@ -28,7 +28,7 @@ class NewToken:
 
 
 def new_token(kind: Kind) -> NewToken:
-    """A fresh token with 256 bits of randomness."""
+    """A new token with 256 random bits."""
     prefix = secrets.token_hex(PREFIX_LENGTH // 2)
     secret = secrets.token_hex(32)
     return NewToken(f"oppo{kind}_{prefix}_{secret}", prefix, digest_of(secret))
@@ -41,11 +41,11 @@ def digest_of(secret: str) -> str:
 
 
 def parse_token(text: str, kind: Kind) -> tuple[str, str] | None:
-    """(prefix, digest) of a token somebody sent, or None when it is no token of this kind."""
+    """(prefix, digest) of a received token; None if it is not of this kind."""
     parts = text.split("_")
     if len(parts) != 3 or parts[0] != f"oppo{kind}" or len(parts[1]) != PREFIX_LENGTH or not text.isascii():
         return None
-    if not parts[1].isalnum():  # NUL is ASCII, too, and no database looks for it
+    if not parts[1].isalnum():  # isascii() accepts NUL, which PostgreSQL rejects
         return None
     return parts[1], digest_of(parts[2])
 

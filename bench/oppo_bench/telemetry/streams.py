@@ -1,4 +1,4 @@
-"""Many open pages, for `oppo bench telemetry`: what 500 live streams take in memory, and what they cost whoever opens a page."""
+"""Many open pages, for `oppo bench telemetry`: memory of 500 live streams, and their effect on the time to open a page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REWARD = "critic/score/mean"
 
 @dataclass(slots=True)
 class Heard:
-    """What the streams brought: when each run was first told to be at a step, and how long after telling that was."""
+    """What the streams received: when each run first reported each step, and the delay since the step was sent."""
 
     written_at_of: dict[tuple[int, int], float] = field(default_factory=dict)
     lag_ms: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Heard:
     sent_away: int = 0
 
     def take(self, summary: dict[str, Any]) -> None:
-        """A summary has arrived."""
+        """Process a received summary."""
         written_at = self.written_at_of.get((summary["id"], summary["step"]))
         if written_at is not None:
             self.lag_ms.append(1e3 * (time.perf_counter() - written_at))
@@ -49,7 +49,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where it happens, who reads, and the runs with their supervisors' (attempt, token)."""
+    """Platform, reader, and the runs with (attempt, token) of their supervisors."""
 
     base_url: str
     token: str
@@ -59,7 +59,7 @@ class Scene:
 
 
 def open_streams(base_url: str, owner: load.Tenant, web_pid: int, scale: int) -> list[Result]:
-    """500 streams over 50 runs, each told a step every two seconds: memory of the web process, and a page's time meanwhile."""
+    """500 streams over 50 runs, each with a step every two seconds: memory of the web process, and the time to open a page."""
     import psutil
 
     from oppo_bench.document import Result
@@ -80,7 +80,7 @@ def open_streams(base_url: str, owner: load.Tenant, web_pid: int, scale: int) ->
 
 
 async def _meanwhile(scene: Scene, web: psutil.Process) -> tuple[list[float], Heard, int]:
-    """(ms of each page, what was heard, most bytes resident) while all streams are open and all runs train."""
+    """(ms per page, steps received, peak resident bytes) while all streams are open and all runs train."""
     import httpx
 
     heard, pages, most = Heard(), [], 0
@@ -106,7 +106,7 @@ async def _meanwhile(scene: Scene, web: psutil.Process) -> tuple[list[float], He
 
 
 async def _train(client: httpx.AsyncClient, heard: Heard, scene: Scene, run_id: int, wait_s: float, end: float) -> None:
-    """A run's supervisor: a step every two seconds."""
+    """A run's supervisor: sends a step every two seconds."""
     attempt, token = scene.workers[run_id]
     await asyncio.sleep(wait_s)
     step = 1
@@ -130,7 +130,7 @@ async def _train(client: httpx.AsyncClient, heard: Heard, scene: Scene, run_id: 
 
 @asynccontextmanager
 async def _streams(scene: Scene, heard: Heard) -> AsyncIterator[None]:
-    """All streams, open; each on a socket of its own, without a client library whose own work would be measured."""
+    """All streams, open; raw sockets, because a client library's own work would be measured otherwise."""
     place, gate = urlsplit(scene.base_url), asyncio.Semaphore(OPENED_AT_ONCE)
     watched = islice(cycle(scene.workers), STREAMS)
     listeners = [

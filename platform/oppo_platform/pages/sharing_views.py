@@ -28,7 +28,7 @@ WEEKS = 12
 
 @require_GET
 def sharing(request: HttpRequest) -> HttpResponse:
-    """Pools with quotas, what teams have used by week, and the nodes. Administrators see every team, others their own."""
+    """Pools with quotas, usage per team and week, and nodes. Administrators see every team, others only their own."""
     rules = administers(request.user)
     teams = list(Team.objects.order_by("name") if rules else visible_teams(request.user))
     now = clock.now()
@@ -49,7 +49,7 @@ def sharing(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
-    """A team's quota in a pool, and its weight."""
+    """Set a team's quota in a pool and its fair-share weight."""
     _only_administrators(request)
     pool, team = get_object_or_404(Pool, pk=pool_id), get_object_or_404(Team, pk=team_id)
 
@@ -58,7 +58,7 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
         nominal = _whole(request.POST.get("nominal", ""), "guaranteed devices")
         cap = _whole(text, "borrowed devices") if text else None
         weight = _weight(request.POST.get("weight", ""))
-        with transaction.atomic():  # one form, which is taken whole or not at all
+        with transaction.atomic():  # one form: all or nothing
             quotas.set_quota(team.pk, pool.pk, nominal, cap, request.user)
             quotas.set_weight(team.pk, weight, request.user)
         return f"{team.name} now has a guaranteed quota of {nominal} device{'' if nominal == 1 else 's'} in {pool.name}."
@@ -68,7 +68,7 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
 
 @require_POST
 def set_storage_quota(request: HttpRequest, team_id: int) -> HttpResponse:
-    """How much disk a team's runs may take."""
+    """Set a team's storage quota."""
     _only_administrators(request)
     team = get_object_or_404(Team, pk=team_id)
 
@@ -82,7 +82,7 @@ def set_storage_quota(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
-    """Another name for a pool."""
+    """Rename a pool."""
     _only_administrators(request)
     pool = get_object_or_404(Pool, pk=pool_id)
     name = request.POST.get("name", "")
@@ -91,7 +91,7 @@ def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
 
 @require_POST
 def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
-    """Drain a node, let it have work again, or put it into another pool."""
+    """Drain a node, return it to service, or move it to another pool."""
     _only_administrators(request)
     node = get_object_or_404(Node, pk=node_id)
     reason, pool, actor = request.POST.get("reason", ""), request.POST.get("pool", ""), request.user
@@ -107,7 +107,7 @@ def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
 
 @require_POST
 def put_back(request: HttpRequest, device_id: int) -> HttpResponse:
-    """Give a quarantined device away again."""
+    """Return a quarantined device to service."""
     _only_administrators(request)
     device = get_object_or_404(Device, pk=device_id)
     return _reply(request, lambda: f"{services.put_back(device.pk, request.user)} is back in service.")
@@ -125,7 +125,7 @@ def _whole(text: str, what: str) -> int:
 
 
 def _gibibytes(text: str) -> int | None:
-    """GiB as bytes; None when nothing is given."""
+    """GiB as bytes; None if empty."""
     if not text.strip():
         return None
     try:

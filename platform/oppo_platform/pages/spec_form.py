@@ -1,7 +1,7 @@
-"""The submit form: which fields of the spec it shows, and the spec it starts from. Pure, but for the catalogue it is given.
+"""The submit form: its fields, and the spec it starts from. Pure functions of the catalogue.
 
-The form is a view of the spec: each field names the spec's path, its help is the schema's own description, and whatever has no
-field stays as it is in the YAML.
+The form is a view of the spec: each field has the path of a spec field and its description from the schema. Fields without an
+input stay as they are in the YAML.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ GROUPS = (
 
 
 def description(path: str) -> str:
-    """What the schema says about the field at a dotted path."""
+    """The schema's description of the field at a dotted path."""
     model: type[Section] = RunSpec
     *sections, last = path.split(".")
     for name in sections:
@@ -112,7 +112,7 @@ def description(path: str) -> str:
 
 
 def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
-    """A spec as plain data: the schema's defaults, and of the catalogue what fits together. Empty ids where nothing does."""
+    """A first spec as plain data: defaults, and matching models and prompts of the catalogue; empty ids if there are none."""
     actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
     reward = _reward_for(actor, catalogue)
     prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)
@@ -146,7 +146,7 @@ def _reward_for(actor: CatalogueEntry | None, catalogue: list[CatalogueEntry]) -
 
 
 def _rollout_within(context: int) -> dict[str, Any]:
-    """The defaults, cut down to a model's context, which small models do not reach."""
+    """The default lengths, reduced to the context of a small model."""
     rollout = Rollout()
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     if context and context < longest:

@@ -1,4 +1,4 @@
-"""What a team's runs take, its trash, and the page of a run that lies in it."""
+"""A team's disk usage, its trash, and the page of a run in the trash."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RunView = Callable[[HttpRequest, int], HttpResponse]
 
 @require_GET
 def storage(request: HttpRequest, team_id: int) -> HttpResponse:
-    """How far the team's storage is used, by which runs, and its trash."""
+    """The team's storage usage by run, and its trash."""
     team = get_team(request, team_id)
     return _page(request, team, TeamStorage.objects.filter(team=team).first())
 
 
 def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] | None, status: int = 200) -> HttpResponse:
-    """The page; `rules` as they are, or as they were posted and refused."""
+    """The page; `rules` are the saved ones, or the posted ones if they were refused."""
     found = [trashed(deletion) for deletion in in_trash(request.user, team.pk)]
     runs = Run.objects.filter(pk__in=[each["id"] for each in found]).select_related("project")
     context = {
@@ -60,7 +60,7 @@ def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     given = {name: request.POST.get(name, "") for name in ("detail_days", "run_days", "keep_checkpoints")}
 
     def change() -> str:
-        demand(request.user, Action.MANAGE_STORAGE, team.pk)  # before what was sent is looked at
+        demand(request.user, Action.MANAGE_STORAGE, team.pk)  # before the input is validated
         days, run_days, checkpoints = map(_whole, given.values())
         row = set_retention(request.user, team, days, run_days, checkpoints)
         if days is run_days is checkpoints is None:
@@ -72,7 +72,7 @@ def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
 
 
 def _whole(text: str) -> int | None:
-    """A number from the form; None when nothing is given."""
+    """A number from the form; None if empty."""
     if not text.strip():
         return None
     if not text.strip().isdecimal() or len(text) > 9:
@@ -82,7 +82,7 @@ def _whole(text: str) -> int | None:
 
 @require_POST
 def restore(request: HttpRequest, run_id: int) -> HttpResponse:
-    """Take a run out of the trash, and look at it."""
+    """Restore a run from the trash, and show it."""
     run = _steered(request, run_id)
     try:
         restore_run(run.pk, f"user:{request.user.get_username()}")
@@ -95,7 +95,7 @@ def restore(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_POST
 def purge(request: HttpRequest, run_id: int) -> HttpResponse:
-    """Delete a run in the trash for good."""
+    """Delete a run in the trash permanently."""
     run = _steered(request, run_id)
     try:
         purge_now(run.pk, f"user:{request.user.get_username()}")
@@ -106,14 +106,14 @@ def purge(request: HttpRequest, run_id: int) -> HttpResponse:
 
 
 def or_trash(view: RunView) -> RunView:
-    """A page of a run; of one in the trash, the page that says so."""
+    """Decorator of a run page: for a run in the trash, it shows the page about that."""
 
     @wraps(view)
     def shown(request: HttpRequest, run_id: int) -> HttpResponse:
         try:
             return view(request, run_id)
         except Http404:
-            if request.GET.get("part"):  # a part of a page that is open
+            if request.GET.get("part"):  # a fragment of an open page
                 raise
             return _in_trash(request, _trashed(request, run_id))
 

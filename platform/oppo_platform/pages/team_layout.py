@@ -1,4 +1,4 @@
-"""What all pages of one team share: the head, and a tab for each thing that the reader's role lets them see."""
+"""Shared layout of a team's pages: header, and a tab for each page that the user's role may see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oppo_platform.accounts.access import Action, permits, role_in, visible_team
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 
-# The page's name among the addresses, its title, and what one must be allowed to do to find it.
+# URL name, title, and the permission required to see it.
 TABS = (
     ("team", "Members and projects", Action.READ),
     ("team-storage", "Storage", Action.READ),
@@ -26,7 +26,7 @@ TABS = (
 
 
 def get_team(request: HttpRequest, team_id: int) -> Team:
-    """The team, a 404 for who is not in it."""
+    """The team; 404 for users who are not members."""
     team: Team = get_object_or_404(visible_teams(request.user), pk=team_id)
     return team
 
@@ -34,7 +34,7 @@ def get_team(request: HttpRequest, team_id: int) -> Team:
 def render_team(
     request: HttpRequest, team: Team, page: str, template: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    """A page of the team under its head, `page` being the current tab's name."""
+    """Render a team's page; `page` is the name of the current tab."""
     role = role_in(request.user, team.pk)
     tabs = [
         {"title": title, "url": reverse(f"pages:{name}", args=[team.pk]), "current": name == page}
@@ -51,9 +51,9 @@ def reply_with_message(
     *arguments: int,
     again: Callable[[], HttpResponse] | None = None,
 ) -> HttpResponse:
-    """Make a change, say how it went, and lead back to a page; what the role forbids stays a 403.
+    """Perform a change, add a message with the result, and redirect; a missing permission stays a 403.
 
-    `again`: the answer to what is refused instead, with status 422: a page whose form still has what was posted.
+    `again`: renders the response to a refused change instead, with status 422: a page whose form keeps the posted values.
     """
     try:
         messages.success(request, change())

@@ -1,4 +1,4 @@
-"""The pages of the user's teams: projects, members, and which team one looks at."""
+"""The pages of the user's teams: projects, members, and the current team."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oppo_platform.projects import services as projects
 
 @require_GET
 def teams(request: HttpRequest) -> HttpResponse:
-    """Every team of the user; who is in one only is led to it."""
+    """Every team of the user; a user with one team is redirected to it."""
     overview = teams_overview(request.user)
     if len(overview) == 1:
         return redirect("pages:team", overview[0]["team"].pk)
@@ -36,7 +36,7 @@ def team(request: HttpRequest, team_id: int) -> HttpResponse:
 
 
 def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any) -> HttpResponse:
-    """The team's first page; `fresh`: a link that was made just now, which is shown this once, or a form that was refused."""
+    """The team's first page; `fresh`: a new link, which is shown once, or a refused form."""
     forms = {"new_invite": {"note": "", "role": Role.MEMBER}, "new_member": {"user": "", "role": Role.MEMBER}, "new_project": ""}
     context = {**member_page(request.user, team), **forms, **fresh}
     return render_team(request, team, "team", "team/members.html", context, status)
@@ -44,7 +44,7 @@ def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any)
 
 @require_POST
 def choose(request: HttpRequest) -> HttpResponse:
-    """Look at one team, or with an empty choice at all, and go on where one was."""
+    """Set the current team, or with an empty choice all teams, and return to the previous page."""
     requested = request.POST.get("team", "")
     if requested and (not requested.isdecimal() or len(requested) > 18):
         raise Http404
@@ -56,7 +56,7 @@ def choose(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Make a project in a team of the user's."""
+    """Create a project in a team of the user's."""
     team = get_team(request, team_id)
     name = request.POST.get("name", "")
 
@@ -83,7 +83,7 @@ def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
         return f"{membership.user.username} is now {membership.role} in {team.name}."
 
     def again() -> HttpResponse:
-        known = Membership.objects.filter(team=team, user__username=who).exists()  # in whose row it was asked for
+        known = Membership.objects.filter(team=team, user__username=who).exists()  # the form is in that member's row
         return show_team(request, team, status=422, **({} if known else {"new_member": {"user": who, "role": role}}))
 
     return reply_with_message(request, change, "team", team_id, again=again)
@@ -91,7 +91,7 @@ def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def remove_member(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
-    """Take a member out of the team."""
+    """Remove a member from the team."""
     team = get_team(request, team_id)
     try:
         return reply_with_message(

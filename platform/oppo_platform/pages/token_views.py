@@ -1,4 +1,4 @@
-"""API tokens of a team: everybody makes and revokes their own, owners those of services and, in need, anybody's."""
+"""API tokens of a team: members create and revoke their own, owners also service tokens and any other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SCOPE_WORDS = {
 
 @require_GET
 def tokens(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Which tokens there are, when they were last used, and a form to make one."""
+    """The tokens with their last use, and a form to create one."""
     return _page(request, get_team(request, team_id))
 
 
 @never_cache
 @require_POST
 def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
-    """Make a token, and show it once."""
+    """Create a token, and show it once."""
     team = get_team(request, team_id)
     name, days, scope = (request.POST.get(field, "") for field in ("name", "days", "scope"))
     make = service.create_service_token if request.POST.get("service") else service.create_own_token
@@ -48,7 +48,7 @@ def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
 
 @require_POST
 def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpResponse:
-    """Void a token."""
+    """Revoke a token."""
     team = get_team(request, team_id)
 
     def change() -> str:
@@ -61,7 +61,7 @@ def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpRespo
 
 
 def _page(request: HttpRequest, team: Team, made: service.Made | None = None, status: int = 200, **given: Any) -> HttpResponse:
-    """The page; `given`: a form as it was posted, where it was refused."""
+    """The page; `given`: a refused form as posted."""
     result = list(service.visible_tokens(request.user, team.pk))
     context: dict[str, Any] = {
         "own": [token for token in result if token.user_id == request.user.pk],

@@ -1,4 +1,4 @@
-"""Addresses of the pages. A run's own address is `runs.selectors.run_url`."""
+"""URLs of the pages. A run's own URL is `runs.selectors.run_url`."""
 
 from django.urls import path
 from django.views.generic import RedirectView

@@ -1,6 +1,6 @@
-"""The pages that show many runs, and the one that makes a new one.
+"""The pages that show many runs, and the submit page.
 
-A request with `?part=…` asks for the moving part of a page only; `static/js/live-fragment.js` puts it in place.
+A request with `?part=…` returns the changing part of a page only; `static/js/live-fragment.js` inserts it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
 
 @require_GET
 def runs(request: HttpRequest) -> HttpResponse:
-    """Runs of the user's teams: `show` picks states, `project` a project, `q` filters, `sort` sorts, `cols` chooses columns."""
+    """Runs of the user's teams: `show` selects states, `project` a project, `q` filters, `sort` sorts, `cols` selects columns."""
     group, project = request.GET.get("show", ""), _number(request, "project")
     where, sort, cursor, cols = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "cols"))
     if group not in STATE_GROUPS:
         raise Http404
-    team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
+    team_id = None if project else _team_id(request)  # a link to a project works for any current team
     default = None if request.GET.get("part") else default_view(request.user)
     if default is not None and not request.GET:
         return redirect(f"{reverse('pages:runs')}?{query({**view_query(default), 'view': default.pk})}")
@@ -63,7 +63,7 @@ def runs(request: HttpRequest) -> HttpResponse:
     listed, result, wrong = _listed(request, columns, project, team_id)
     wrong = wrong_columns or wrong
     if request.GET.get("part"):
-        # Not an error of the page, which shows what is wrong while one types: browsers would report any other status.
+        # Not an HTTP error: browsers would log any other status while the user types a filter.
         return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
     view = request.GET.get("view", "") or ("all" if default is not None else "")
     params = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
@@ -85,7 +85,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 
 def _choices(request: HttpRequest, params: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
-    """What was chosen, as the page's controls show it, and what else there is to choose."""
+    """The current choices for the page's controls, and their alternatives."""
     saved = menu_views(request.user)
     return {
         "where": params["q"],
@@ -103,7 +103,7 @@ def _choices(request: HttpRequest, params: dict[str, Any], columns: list[Column]
 
 
 def _columns(cols: str) -> tuple[list[Column], str]:
-    """The chosen columns, or the usual ones and what is wrong with the choice."""
+    """The chosen columns, or the default ones and what is wrong with the choice."""
     try:
         return parse_columns(cols), ""
     except FilterError as error:
@@ -113,7 +113,7 @@ def _columns(cols: str) -> tuple[list[Column], str]:
 def _listed(
     request: HttpRequest, columns: list[Column], project: int | None, team_id: int | None
 ) -> tuple[list[dict[str, Any]], RunList, str]:
-    """Rows of the page that is asked for, below the pinned ones; or none, and what is wrong with the filter."""
+    """Rows of the requested page, below the pinned ones; or none, and what is wrong with the filter."""
     where, sort, cursor, group = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "show"))
     pinned = pinned_runs(request.user, project, team_id)
     try:
@@ -149,7 +149,7 @@ def _state_tabs(params: dict[str, Any]) -> list[dict[str, Any]]:
 
 @require_GET
 def queue(request: HttpRequest) -> HttpResponse:
-    """Waiting runs with their reasons (`?first=N` of yours), runs that hold devices, and the cluster."""
+    """Waiting runs with their reasons (`?first=N` of the user's), runs that hold devices, and the cluster."""
     nodes = nodes_overview(request.user)
     first = _number(request, "first") or QUEUE_ROWS
     standing = queue_order(request.user)
@@ -168,7 +168,7 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 
 def _steps(item: Waiting) -> dict[str, Any]:
-    """A waiting run with the priorities that its two buttons give it."""
+    """A waiting run with the priorities that its two buttons set."""
     lowest, highest = PRIORITIES
     priority = item["priority"]
     return {**item, "raised": min(highest, priority + PRIORITY_STEP), "lowered": max(lowest, priority - PRIORITY_STEP)}
@@ -180,11 +180,11 @@ def _free_devices(nodes: list[dict[str, Any]]) -> int:
 
 @require_GET
 def submit(request: HttpRequest) -> HttpResponse:
-    """The form for a new run; `?from=ID` starts it from another run's spec, `step` with its checkpoint of that step too."""
+    """The form for a new run; `?from=ID` starts it from another run's spec, `step` also from its checkpoint of that step."""
     fork, step = _forked(request), _number(request, "step")
     catalogue = live_catalogue()
     nodes = [node for node in nodes_overview(request.user) if node["live"]]
-    # The chosen team's; all of them for a fork or a link that names a project, and when none of the team's will do.
+    # Of the current team; of all teams for a fork, for a link with a project, and if the current team has no project.
     everywhere = submit_projects(request.user)
     named = fork is not None or bool(request.GET.get("project"))
     projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
@@ -221,7 +221,7 @@ def _forked(request: HttpRequest) -> Run | None:
 
 @require_GET
 def compare(request: HttpRequest) -> HttpResponse:
-    """Runs side by side; which ones stands in `?runs=` and is read by the page's script."""
+    """Compare runs; the page's script reads `?runs=` from the address."""
     choices = list_runs(request.user, team_id=_team_id(request), limit=COMPARABLE_RUNS)["items"]
     return render(request, "compare.html", {"section": "compare", "choices": choices})
 

@@ -1,4 +1,4 @@
-"""Figures as the design writes them. The page scripts have the same rules in static/js/format.js."""
+"""Number formats of the design. The page scripts have the same rules in static/js/format.js."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _known(value: Any) -> bool:
 
 @register.filter
 def fixed(value: Any, digits: int = 2) -> str:
-    """`1.2345` as `1.23`; a dash when unknown or not finite."""
+    """`1.2345` as `1.23`; a dash if unknown or not finite."""
     return f"{value:,.{digits}f}".replace("-", "−") if _known(value) else NONE
 
 
@@ -37,7 +37,7 @@ def percent(share: Any, digits: int = 1) -> str:
 
 @register.filter
 def figure(value: Any) -> str:
-    """Three figures that matter: `0.00123`, `1.23`, `123`, `1,234`, `1.0e-6`."""
+    """Three significant digits: `0.00123`, `1.23`, `123`, `1,234`, `1.0e-6`."""
     if not _known(value):
         return NONE
     size = abs(value)
@@ -50,7 +50,7 @@ def figure(value: Any) -> str:
 
 
 def signed(value: float, written: Callable[[float], str]) -> str:
-    """A difference with its sign, `+0.12`; empty where its size is written as nothing."""
+    """A difference with its sign, `+0.12`; empty if it rounds to zero."""
     size = written(abs(value))
     return ("+" if value > 0 else "−") + size if any(digit in size for digit in "123456789") else ""
 
@@ -78,13 +78,13 @@ def gibibytes(count: Any) -> str:
 
 @register.filter
 def gib(count: Any) -> str:
-    """Bytes as a number of GiB, for a field to edit; empty when unknown."""
+    """Bytes as a number of GiB, for an input; empty if unknown."""
     return f"{count / 2**30:.6g}" if _known(count) else ""
 
 
 @register.filter
 def moment(when: Any, shown: str = "") -> str:
-    """A `<time>` in UTC that the page's script rewrites in the reader's zone; `shown="clock"` asks for hours to seconds."""
+    """A `<time>` in UTC that the page's script converts to the browser's time zone; `shown="clock"`: hours to seconds."""
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     if when is None:
@@ -97,7 +97,7 @@ def moment(when: Any, shown: str = "") -> str:
 
 @register.filter
 def ticked(text: str) -> SafeString:
-    """A description with the words between backticks as `<code>`; all else is escaped."""
+    """A description with backticked words as `<code>`; everything else is escaped."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:  # a backtick without a partner
         return escape(text)
@@ -106,13 +106,13 @@ def ticked(text: str) -> SafeString:
 
 @register.filter
 def run_colour(run_id: int) -> int:
-    """One of eight colours, the same for a run on every page."""
+    """One of eight colours, a function of the run."""
     return (run_id - 1) % RUN_COLOURS + 1
 
 
 @register.filter
 def metric(latest: dict[str, float], key: str) -> float | None:
-    """`latest[key]`, for keys that a template cannot spell."""
+    """`latest[key]`, for keys that a template cannot express."""
     return latest.get(key)
 
 
@@ -131,5 +131,5 @@ def spark_points(values: Sequence[float | None]) -> str:
 
 @register.filter
 def last_point(points: str) -> list[str]:
-    """The end of a polyline, as its x and its y."""
+    """x and y of the last point of a polyline."""
     return points.rsplit(" ", 1)[-1].split(",")
