@@ -100,7 +100,7 @@ def wait_for(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_S) 
     deadline = time.monotonic() + within_s
     while not (value := holds()):
         if time.monotonic() > deadline:
-            raise Failure(f"Waited in vain for {what}.")
+            raise Failure(f"Timed out waiting for {what}.")
         time.sleep(LOOK_EVERY_S)
     return value
 

@@ -87,7 +87,7 @@ CHANGES: tuple[tuple[str, Changed | None, dict[str, Mapping[str, Any]]], ...] = 
     ("Δ = 112 (B)", None, fixed(112)),
     ("max_age 1", None, overlapping(max_age=1)),
     ("max_age 5", None, overlapping(max_age=5)),
-    ("nobody pads", having(padded=False), {}),
+    ("no padding", having(padded=False), {}),
     ("everybody shares all 8 GPUs unless streaming", having(without_streaming="share"), {}),
 )
 
@@ -105,6 +105,6 @@ def cases() -> list[Case]:
     return [
         *alone,
         Case("only the sequential run pads", spec, lean, baseline=base),
-        Case("nobody pads, sequential shares all 8 GPUs", spec, lean, baseline=shared),
+        Case("no padding, sequential shares all 8 GPUs", spec, lean, baseline=shared),
         *(Case(f"fitted, {name}: {fit}", paper_spec(**settings), fitting(load_devices(name))) for name in LAYOUTS[:2]),
     ]

@@ -1,6 +1,6 @@
 """Django's settings, all from the environment (docs/environment.md lists the variables).
 
-Secure by default: no debug, login everywhere, strict content security policy. `oppo up` sets what it starts itself.
+Secure by default: no debug, login everywhere, strict content security policy. `oppo up` sets the variables of its own servers.
 """
 
 from oppo_platform import environment
@@ -9,7 +9,7 @@ from oppo_platform.logs import logging_config
 OPPO_HOME = environment.oppo_home()
 DEBUG = environment.flag("OPPO_DEBUG")
 SECRET_KEY = environment.secret_key(OPPO_HOME)
-# What team secrets are sealed with, newest first; without any, keys are generated and kept in OPPO_HOME/secrets_keys.
+# Encryption keys of team secrets, newest first; if empty, a key is generated in OPPO_HOME/secrets_keys.
 OPPO_SECRETS_KEYS = environment.words("OPPO_SECRETS_KEYS")
 OPPO_BASE_URL = environment.text("OPPO_BASE_URL", "http://127.0.0.1:8000").rstrip("/")
 ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
@@ -20,12 +20,12 @@ ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
 ]
 CSRF_TRUSTED_ORIGINS = [OPPO_BASE_URL]
 
-# Behind a proxy that ends TLS. Trusting its header is an explicit choice: anybody else could forge it.
+# Behind a proxy that terminates TLS. Explicit, because without a proxy a client could forge its header.
 OPPO_BEHIND_PROXY = environment.flag("OPPO_BEHIND_PROXY")
 if OPPO_BEHIND_PROXY:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     USE_X_FORWARDED_HOST = True
-    # Whose log-in attempts are counted: the address that the one proxy saw.
+    # Login attempts are counted by the client address that the proxy reports.
     ALLAUTH_TRUSTED_PROXY_COUNT = 1
 HTTPS = OPPO_BASE_URL.startswith("https://")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
@@ -38,7 +38,7 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
-# One batch of events is the largest body; the endpoints set lower limits of their own.
+# A batch of events is the largest body; endpoints set lower limits.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024
 
 INSTALLED_APPS = [
@@ -75,7 +75,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    # Deny by default: a view is public only if it says so (tests/web/matrix lists those).
+    # Deny by default: a view is public only if marked so (tests/web/matrix lists those).
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -123,7 +123,7 @@ ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "email*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_SESSION_REMEMBER = True
-# Links can always be copied by hand; with a mail server they are sent as well.
+# Links can always be copied; with a mail server they are also sent.
 OPPO_SMTP_URL = environment.text("OPPO_SMTP_URL")
 globals().update(environment.mail(OPPO_SMTP_URL))
 DEFAULT_FROM_EMAIL = environment.text("OPPO_MAIL_FROM", f"oppo@{environment.webhook_host(OPPO_BASE_URL)}")
@@ -141,8 +141,8 @@ STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",
     "oppo_platform.web.static_files.PlotlyFinder",
 ]
-# `manage.py buildstatic` (run by `oppo up` and the image's build) writes hashed, compressed files that browsers may keep for
-# ever. Without them, and while debugging, files are served from where they lie.
+# `manage.py buildstatic` (run by `oppo up` and the image's build) writes hashed, compressed files that browsers cache without
+# limit. Without them, and with OPPO_DEBUG, files are served from the source folder.
 STATIC_BUILT = not DEBUG and (STATIC_ROOT / "staticfiles.json").is_file()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -160,55 +160,55 @@ LOGGING = logging_config(json=not DEBUG and environment.text("OPPO_LOG_FORMAT", 
 # Health and leases, seconds.
 OPPO_LEASE_S = environment.number("OPPO_LEASE_S", 900)
 OPPO_NODE_FRESH_S = environment.number("OPPO_NODE_FRESH_S", 60)
-# A gap between two cycles of the scheduler that is longer was downtime of the control plane; leases are credited with it.
+# A longer gap between two scheduler cycles counts as downtime of the control plane, and leases are extended by it.
 OPPO_DOWNTIME_S = environment.number("OPPO_DOWNTIME_S", 10)
 OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
 OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
 # How long the first node of an attempt on several waits for the others to claim their launches.
 OPPO_RENDEZVOUS_S = environment.number("OPPO_RENDEZVOUS_S", 300)
-# Use of devices counts half for fair shares after this long.
+# Half-life of device usage in fair shares.
 OPPO_USAGE_HALF_LIFE_S = environment.number("OPPO_USAGE_HALF_LIFE_S", 7 * 24 * 3600)
-# A run counts for fair shares as at least this long on its devices, so that a burst of short ones cannot win.
+# Minimum usage of a run in fair shares, so that a burst of short runs gains nothing.
 OPPO_SUBMIT_PENALTY_S = environment.number("OPPO_SUBMIT_PENALTY_S", 600)
-# Nobody is preempted sooner.
+# Protection from preemption after a start.
 OPPO_MIN_RUNTIME_S = environment.number("OPPO_MIN_RUNTIME_S", 600)
 OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
-# How long an engine that was asked to stop may take to save and acknowledge before its supervisor kills it.
+# Time for an engine to checkpoint and acknowledge a stop request before its supervisor kills it.
 OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
 OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
-# Ingest transactions at the same time in one process; above it a worker is told to come again.
+# Concurrent ingest transactions per process; further requests get a 503 and are retried.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
-# Requests a minute that one API token may make; 0: any number.
+# Requests per minute and API token; 0: no limit.
 OPPO_API_RATE = int(environment.number("OPPO_API_RATE", 600))
-# Metrics a run may have; more are refused with a line in its log.
+# Metrics per run; further ones are dropped with a line in its log.
 OPPO_MOST_SERIES = int(environment.number("OPPO_MOST_SERIES", 2000))
-# The points of an attempt are sealed into compressed blocks after so many of its events.
+# Events of an attempt after which its points are compacted into compressed blocks.
 OPPO_SEAL_EVENTS = int(environment.number("OPPO_SEAL_EVENTS", 2000))
-# Seconds between two rounds of the housekeeper.
+# Seconds between two cycles of the housekeeper.
 OPPO_HOUSEKEEPING_S = environment.number("OPPO_HOUSEKEEPING_S", 5)
-# Where checkpoints live. Named explicitly it is a path that every worker shares; otherwise it is this machine's own.
+# Root of the checkpoints. If set explicitly, storage that all workers share; otherwise a local folder.
 OPPO_ARTIFACTS_SHARED = bool(environment.text("OPPO_ARTIFACT_ROOT"))
 OPPO_ARTIFACT_ROOT = environment.text("OPPO_ARTIFACT_ROOT", (OPPO_HOME / "artifacts").as_uri()).rstrip("/")
-# A disk with less free than this is low: its node gets nothing new; the database's: no run is submitted.
+# Below this free space a node gets no new runs; on the database's disk, no run can be submitted.
 OPPO_LOW_DISK_BYTES = environment.number("OPPO_LOW_DISK_BYTES", 2**30)
-# Where the database lies, when that is a folder of the housekeeper's machine and PostgreSQL does not say; and how large it may
-# become, where its disk cannot be looked at. Empty and 0: not watched.
+# The database's folder, if it is on the housekeeper's machine and PostgreSQL does not report it; and its maximum size, if its
+# disk cannot be measured. Empty and 0: not monitored.
 OPPO_DATABASE_FOLDER = environment.text("OPPO_DATABASE_FOLDER")
 OPPO_DATABASE_MOST_BYTES = environment.number("OPPO_DATABASE_MOST_BYTES", 0)
-# Seconds between two measurements of what a run that goes on takes.
+# Seconds between two disk usage measurements of a live run.
 OPPO_MEASURE_S = environment.number("OPPO_MEASURE_S", 60)
-# A team's new retention deletes nothing before so many seconds: time to change one's mind.
+# Delay before a team's new retention rules delete anything, so that they can be corrected.
 OPPO_RETENTION_GRACE_S = environment.number("OPPO_RETENTION_GRACE_S", 24 * 3600)
-# How long a deleted run can be restored, days; and how long a line says that it was there, so that what it used still counts.
+# Days for which a deleted run can be restored, and for which its row is kept so that its usage still counts.
 OPPO_TRASH_DAYS = environment.number("OPPO_TRASH_DAYS", 7)
 OPPO_TOMBSTONE_DAYS = environment.number("OPPO_TOMBSTONE_DAYS", 90)
-# Hosts to which webhooks may go although their addresses are private, and those that may do without TLS. Link-local ones never.
+# Webhook hosts that may have private addresses, and those that may be used without TLS. Link-local addresses are always refused.
 OPPO_WEBHOOK_PRIVATE_HOSTS = environment.words("OPPO_WEBHOOK_PRIVATE_HOSTS")
 OPPO_WEBHOOK_PLAIN_HOSTS = environment.words("OPPO_WEBHOOK_PLAIN_HOSTS")
-# What one post to a webhook may take in all, name and handshake included.
+# Total time of one webhook request, including DNS and TLS.
 OPPO_WEBHOOK_TIMEOUT_S = environment.number("OPPO_WEBHOOK_TIMEOUT_S", 10)
-# A message to a webhook or a person is tried so many times; the first wait between two tries, which trebles each time.
+# Attempts to deliver a message, and the delay before the first retry, which triples each time.
 OPPO_DELIVERY_TRIES = int(environment.number("OPPO_DELIVERY_TRIES", 5))
 OPPO_DELIVERY_RETRY_S = environment.number("OPPO_DELIVERY_RETRY_S", 60)
-# How long deliveries are kept on the settings page.
+# Retention of deliveries on the settings page.
 OPPO_DELIVERIES_KEPT_S = environment.number("OPPO_DELIVERIES_KEPT_S", 30 * 24 * 3600)

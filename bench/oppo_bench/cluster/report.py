@@ -68,7 +68,7 @@ def print_report(screen: Console, trace: Trace, conduct: Conduct, played: list[P
     took = ", ".join(f"{TITLES[p.name]} {duration(p.took_s)} for {p.figures.plans:,} plans" for p in played)
     screen.print(
         f"Checkpoints every {duration(conduct.checkpoint_s)}, restarts {duration(conduct.restart_s)}; at most a plan every"
-        f" {duration(conduct.cycle_s)}. FIFO and FIFO + backfill know no quotas and preempt nobody. Simulated in: {took}."
+        f" {duration(conduct.cycle_s)}. FIFO and FIFO + backfill have neither quotas nor preemption. Simulated in: {took}."
         " What the columns mean: docs/scheduling.md.",
         highlight=False,
         style="dim",

@@ -47,7 +47,7 @@ class CheckpointForkBody(Schema):
 class ForkBody(CheckpointForkBody):
     """The same, and the step of the checkpoint to start from; without one it starts at step 0."""
 
-    step: int | None = Field(None, ge=0, description="The step whose checkpoint it begins with; null: it begins anew.")
+    step: int | None = Field(None, ge=0, description="The step whose checkpoint it begins with; null: without a checkpoint.")
 
 
 @router.post(

@@ -84,7 +84,7 @@ class Comparison(TypedDict):
 def show_metrics(
     request: HttpRequest,
     run_id: RunId,
-    names: Annotated[str, Query(alias="keys", description=f"{KEYS}; one that ends in `*` stands for all that begin so.")],
+    names: Annotated[str, Query(alias="keys", description=f"{KEYS}; one that ends in `*` matches all names with that prefix.")],
     x: Axis = "step",
     max_points: MaxPoints = 2000,
     since_step: SinceStep = 0,

@@ -78,7 +78,7 @@ def restore_keys(keys: Keys, home: Path, stamp: str) -> list[str]:
 
 def _put(file: Path, text: str, by_variable: bool, stamp: str) -> str:
     if by_variable:
-        return f"The backup's {file.name} differs: set {VARIABLES[file.name]} to what stands in its member {MEMBER}."
+        return f"The backup's {file.name} differs: set {VARIABLES[file.name]} to the content of its member {MEMBER}."
     before = file.with_name(f"{file.name}.before-{stamp}")
     if file.exists():
         os.link(file, before)

@@ -115,7 +115,7 @@ def _find_pg_restore(manifest: dict[str, Any], server: Server) -> pg_tools.Progr
     if not pg_tools.is_compatible(tool, server.major):
         raise BackupRefused(
             f"pg_restore {tool.version} cannot fill a server of PostgreSQL {server.major}. Take one of {pg_tools.MIN_FOR_NEW} "
-            f"or later; or install PostgreSQL's client programs, version {server.major}, and make the backup anew with them."
+            f"or later; or install PostgreSQL's client programs, version {server.major}, and create the backup again with them."
         )
     return tool
 

@@ -6,7 +6,7 @@
     op      = ">" | ">=" | "<" | "<=" | "=" | "!="
 
 A word is looked for in name, owner, project, preset and tags. A number is one of `NUMBERS`, a metric's key (`actor/entropy`),
-which stands for its newest value, or a setting's path (`rollout.max_new_tokens`). Values with spaces stand in double quotes.
+which means its newest value, or a setting's path (`rollout.max_new_tokens`). Values with spaces need double quotes.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class MoveRefused(Exception):
 
 
 class RunMoved(Exception):
-    """Another process moved the run first; read it again and decide anew."""
+    """Another process changed the run first; read it again and decide again."""
 
 
 def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
