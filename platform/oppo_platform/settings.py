@@ -176,7 +176,7 @@ OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
 # Time for an engine to checkpoint and acknowledge a stop request before its supervisor kills it.
 OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
 OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
-# Concurrent ingest transactions per process; further requests get a 503 and are retried.
+# Concurrent ingest transactions per process; further requests get a 429 and are retried.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
 # Requests per minute and API token; 0: no limit.
 OPPO_API_RATE = int(environment.number("OPPO_API_RATE", 600))
