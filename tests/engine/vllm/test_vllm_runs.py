@@ -27,7 +27,7 @@ from tests.fakes.vllm_engine import FakeEngine
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 STEPS = 3
-ENDED = "VllmError: vLLM failed at beginning to take weights: EngineDead: the engine's process has ended"
+ENDED = "VllmError: vLLM failed at beginning a weight update: EngineDead: the engine's process has ended"
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
 
 
