@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,15 @@ from tests.engine.trackers.tracker_readers import (
 PATIENT = 240.0  # seconds; the machine may be busy
 KINDS = ["tensorboard", *(pytest.param(name, marks=pytest.mark.full) for name in ("mlflow", "wandb"))]
 FAST = {"overlap": {"intra_step": "off"}, "checkpoints": {"every_steps": 2, "keep": 9}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow and W&B leave temporary files, which belong below pytest's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(scope="session")
