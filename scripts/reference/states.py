@@ -24,7 +24,7 @@ also end in succeeded or failed.
 ## An attempt
 
 A run has one attempt at a time. Each has an epoch, a token and a lease; requests with an older epoch have no effect
-([delivery](../delivery.md#one-engine-even-when-machines-fall-silent)). Engine death, a lost node and preemption end an attempt,
+([delivery](../delivery.md#one-engine-per-attempt)). Engine death, a lost node and preemption end an attempt,
 not the run.
 
 """
