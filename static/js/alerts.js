@@ -1,4 +1,4 @@
-/* The list of alerts: live rows, and saying that one takes care of something. Who looks at the newest has seen them all. */
+/* The list of alerts: live rows and acknowledging. Opening its newest page marks all alerts as seen. */
 (function () {
   "use strict";
   const { Oppo } = window, { setText } = Oppo;

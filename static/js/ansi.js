@@ -1,15 +1,16 @@
-/* Colour codes that programs write for terminals, as spans of our own classes. A line is text: nothing in it becomes mark-up, an
-   attribute or a style. Sequences that do not colour (cursor movements, titles, links) and other control characters are dropped.
+/* Terminal colour codes as spans with CSS classes. A line is inserted as text: nothing in it becomes HTML. Sequences other than
+   colours (cursor movements, titles, links) and other control characters are removed.
      Oppo.ansi("\x1b[31mred\x1b[0m") → [{ text: "red", classes: ["ansi-1"] }] */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
-  /* Colour, other CSI, strings up to their end (or the line's), two-byte escapes, and single control characters but the tab. */
+  /* Colour, other CSI sequences, string sequences up to their end (or the line's), two-byte escapes, and control characters
+     except tab. */
   const CODES = /(?:\x1b\[|\x9b)([\d;:]*)m|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]?|[\x00-\x08\x0a-\x1f\x7f-\x9f]/g;
   const MARKS = { 1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse", 9: "strike" }, ENDS = { 22: ["bold", "dim"], 23: ["italic"], 24: ["underline"], 27: ["inverse"], 29: ["strike"] };
   const bit = (value, n) => (value > 127 ? n : 0);
 
-  /* The nearest of eight, so that it can be read in light and dark. */
+  /* The nearest of eight colours, readable in light and dark themes. */
   function eighth(r, g, b) { return bit(r, 1) + bit(g, 2) + bit(b, 4); }
   function of256(n) {
     if (n < 16) return n % 8;
@@ -17,7 +18,7 @@
     const cube = n - 16, part = (k) => Math.floor(cube / k) % 6 * 51;
     return eighth(part(36), part(6), part(1));
   }
-  /* A colour behind 38 or 48: [its number or null, codes used]. */
+  /* The colour after 38 or 48: [its number or null, codes used]. */
   function extended(codes, at) {
     if (codes[at + 1] === 5) return [of256(Math.min(255, codes[at + 2] || 0)), 2];
     if (codes[at + 1] === 2) return [eighth(codes[at + 2] || 0, codes[at + 3] || 0, codes[at + 4] || 0), 4];

@@ -1,4 +1,4 @@
-/* The JSON API of /api/v1: one function, errors as sentences. */
+/* The JSON API of /api/v1: one function; errors are sentences. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -15,7 +15,7 @@
     if (!(reply.headers.get("content-type") || "").includes("json")) return null;
     return reply.json();
   }
-  /* The cookie's is newer than the page's after a login in another tab. */
+  /* After a login in another tab, the cookie is newer than the page's token. */
   function csrfToken() {
     const cookie = document.cookie.split("; ").find((pair) => pair.startsWith("oppo_csrf="));
     return cookie ? cookie.slice(cookie.indexOf("=") + 1) : document.querySelector('meta[name="csrf-token"]').content;
@@ -31,14 +31,14 @@
     if (!reply.ok) throw new ApiError(reply.status, data);
     return data;
   }
-  /* Signed out elsewhere: the page itself leads to the login. A page that holds what somebody typed does otherwise. */
+  /* Called when the session has ended: reloads the page, which redirects to the login. Pages with unsaved input override it. */
   Oppo.signedOut = () => location.reload();
   const RETRY_MS = 3000;
-  /* What could not be read is read again, unless the server has said no: a live connection may be back before the rest is, and its
-     next event may be far away. */
+  /* Retry a failed read, unless the server refused it: the live connection may be back before the server can answer, and its
+     next event may be minutes away. */
   Oppo.again = (e, deed) => { if (!(e instanceof ApiError) || e.status >= 500) setTimeout(deed, RETRY_MS); };
   const get = (path, query, signal) => request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, { signal });
-  /* Every item of a list, however many pages it has. */
+  /* All items of a list, over all pages. */
   async function all(path, query = {}) {
     const items = [];
     for (let cursor = ""; cursor !== null;) {
@@ -54,7 +54,7 @@
     get,
     all,
     post: (path, body, signal) => request("POST", path, body, { signal }),
-    /* A POST that the server does once for each key, so that it may be sent again when no answer came. */
+    /* A POST with an idempotency key, which may be sent again if no response arrived. */
     postOnce: (path, body, key) => request("POST", path, body, { key }),
     remove: (path) => request("DELETE", path),
   };

@@ -1,4 +1,4 @@
-/* What every page shares: theme switch, keyboard map, help, times in the reader's zone. */
+/* Shared by all pages: theme switch, keyboard shortcuts, help, times in the browser's time zone. */
 (function () {
   "use strict";
   const { el } = window.Oppo;
@@ -46,7 +46,7 @@
       window.Oppo.toast("Selected; press Ctrl C to copy");
     }
   }
-  /* The bell: how many alerts are news. Asked for now and then; pages that hear of one sooner call `Oppo.askUnread`. */
+  /* The bell: number of unread alerts, polled. Pages that learn of an alert earlier call `Oppo.askUnread`. */
   const bell = document.querySelector("[data-bell]"), BELL_MS = 30000;
   function showUnread(count) {
     const badge = bell && bell.querySelector(".bell-count");
@@ -58,13 +58,13 @@
     if (!bell || document.hidden) return;
     try {
       showUnread((await window.Oppo.api.get("alerts/unread")).unread);
-    } catch (e) {                                        // a server that is away is told by what the page is about
+    } catch (e) {                                        // the page's own live connection reports an unreachable server
       if (!(e instanceof TypeError) && !(e instanceof window.Oppo.ApiError)) throw e;
     }
   }
   Object.assign(window.Oppo, { showUnread, askUnread });
   if (bell) setInterval(askUnread, BELL_MS);
-  /* A table that is wider than its place is scrolled sideways: by keyboard too, so it takes the focus while it is. */
+  /* A table wider than its container scrolls sideways; it is focusable, so that the keyboard can scroll it. */
   const sideways = new ResizeObserver((entries) => new Set(entries.map((e) => e.target.closest(".table-wrap"))).forEach((wrap) => {
     const heading = wrap.closest("section, main").querySelector("h1, h2, h3"), wide = wrap.scrollWidth > wrap.clientWidth;
     const given = wide ? { tabindex: "0", role: "region", "aria-label": `${heading ? heading.textContent.trim() : "Table"}, scrolls sideways` } : {};
@@ -72,7 +72,7 @@
   }));
   document.querySelectorAll(".table-wrap").forEach((wrap) => [wrap, ...wrap.children].forEach((part) => sideways.observe(part)));
   const current = document.querySelector('.tabs [aria-current="page"]');
-  if (current) current.parentNode.scrollLeft = current.offsetLeft - 40;      // on a phone the strip of tabs scrolls
+  if (current) current.parentNode.scrollLeft = current.offsetLeft - 40;      // on a phone the tabs scroll sideways
   document.addEventListener("keydown", onKey);
   document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
   document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));

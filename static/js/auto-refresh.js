@@ -1,4 +1,4 @@
-/* Parts of a page that are fetched again now and then, on pages that do nothing else with them. */
+/* Refetches parts of a page periodically, on pages without another script for them. */
 (function () {
   "use strict";
   document.querySelectorAll("[data-refresh]").forEach((part) => window.Oppo.refresh(part, {}));

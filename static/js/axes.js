@@ -1,6 +1,6 @@
-/* The x axes that charts share: steps, training time, trained tokens, device-time, each in a unit that fits its length.
-     Oppo.axisOf("wall", 7300) → {size: 3600, word: "h", title: "hours of training"}   size: units of the data in one of the axis
-     Oppo.axisInAddress("step") → what `?x=` says; Oppo.keepAxis("wall", "step") writes it there, unless it is the usual one */
+/* The x axes of charts: steps, training time, trained tokens, device time, each in a unit that fits its length.
+     Oppo.axisOf("wall", 7300) → {size: 3600, word: "h", title: "hours of training"}   size: data units per axis unit
+     Oppo.axisInAddress("step") → `?x=` of the address; Oppo.keepAxis("wall", "step") writes it, unless it is the default */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -13,7 +13,7 @@
     if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "million response tokens" } : { size: 1000, word: "k", title: "thousand response tokens" };
     return { size: 1, word: "", title: "step" };
   };
-  /* Of several columns the one that reaches furthest: those of devices that a run no longer has end earlier than the others. */
+  /* The longest of several columns: those of devices that a run no longer uses end earlier. */
   Oppo.furthest = function (columns) {
     const end = (column) => column.x[column.x.length - 1] || 0;
     return columns.reduce((best, column) => (end(column) > end(best) ? column : best), columns[0] || { step: [], x: [], y: [] });

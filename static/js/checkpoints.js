@@ -1,4 +1,4 @@
-/* Checkpoints tab: drawn by the server, fetched anew while the run lives; a paused run goes on from any of them. */
+/* Checkpoints tab: rendered by the server and refetched while the run lives; a paused run can resume from any checkpoint. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, setText } = Oppo;

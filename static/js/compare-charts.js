@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
-  const BANDS_UP_TO = 6;                                 // more lie over each other
+  const BANDS_UP_TO = 6;                                 // more bands would cover each other
   const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
 
   const shortened = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]).slice(0, 40);
@@ -11,7 +11,7 @@
   function line(curve, width, colour, more) {
     return { x: curve.x, y: curve.y, mode: "lines", line: { width, color: colour, ...more }, hoverinfo: "none", showlegend: false };
   }
-  /* Curve by curve: its band, what lies faint under it, the curve. The highlighted run comes last, over all others. */
+  /* Per curve: its band, its faint raw line, the curve. The highlighted run is drawn last, on top of all others. */
   function traces(name, drawn, v) {
     const data = [], last = [];
     drawn.shown.forEach((c) => {
@@ -26,7 +26,7 @@
     });
     return [...data, ...beginnings(drawn, v), ...last];
   }
-  /* A ring where a fork begins: what came before is its parent's. */
+  /* A ring at the start of a fork: earlier points are its parent's. */
   function beginnings(drawn, v) {
     const forks = v.reply.groups.length ? [] : v.reply.runs.filter((run) => run.forked_from && drawn.runs.get(run.id).x.length);
     return forks.map((run) => {
@@ -44,7 +44,7 @@
     if (v.view.outliers) middle(layout, name, drawn, v);
     return { data: traces(name, drawn, v), layout: T.layout(layout) };
   }
-  /* A line at the target, and from each curve that reaches it a drop to the axis with the place where it did. */
+  /* A line at the target, and a drop line from each curve to the axis where it reaches the target. */
   function target(layout, drawn, v) {
     const goal = v.reply.target, ys = [...drawn.runs.values()].flatMap((c) => c.raw).concat(goal).filter(f.known);
     const [lo, hi] = ys.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [goal, goal]), room = 0.06 * (hi - lo || 1);
@@ -59,20 +59,20 @@
       layout.annotations.push({ x, y: lo - room, text: `${f.figure(x)}${v.axis.word ? ` ${v.axis.word}` : ""}`, showarrow: false, xanchor: "left", xshift: 4, yanchor: "bottom", yshift: 14 * k, font: { size: 12, color: T.css("--text-2") } });
     });
   }
-  /* The height of the middle nine tenths of all points; how many lie outside is said. */
+  /* The range of the middle nine tenths of all points; the number of points outside is shown. */
   function middle(layout, name, drawn, v) {
     const columns = [...drawn.runs.values()].map((c) => ({ ...c, y: c.raw })), keep = name === "reward" ? [v.reply.target] : [];
     const found = Oppo.outliers(columns, { tozero: layout.yaxis.rangemode === "tozero", keep });
     if (!found) return;
     const floor = layout.yaxis.range ? layout.yaxis.range[0] : null;
     layout.yaxis.range = found.range;
-    if (floor !== null) {                                // what stood on the bottom still does
+    if (floor !== null) {                                // a line at the bottom stays at the bottom
       layout.shapes.forEach((shape) => { if (shape.y0 === floor) shape.y0 = found.range[0]; });
       layout.annotations.forEach((note) => { if (note.y === floor) note.y = found.range[0]; });
     }
     layout.annotations.push({ xref: "paper", yref: "paper", x: 1, y: 1, text: Oppo.outliersNote(found), showarrow: false, xanchor: "right", yanchor: "top", font: { size: 11, color: T.css("--text-3") } });
   }
-  function placeOf(curve, v) {                           // groups: the mean of their runs' steps or times; elsewhere unknown
+  function placeOf(curve, v) {                           // groups: the mean of their runs' steps or times; unknown for other curves
     const { hit } = curve.entry;
     if (v.view.axis === "step") return hit.step;
     if (v.view.axis === "wall") return f.known(hit.elapsed_s) ? hit.elapsed_s / v.axis.size : null;
@@ -80,8 +80,8 @@
     const i = curve.step.findIndex((s) => s >= hit.step);
     return i < 0 ? null : curve.x[i];
   }
-  /* One run over all others while the pointer or the focus is on it: a line in the chart's own picture, for drawing 50 curves
-     anew at every move is slow. Cut off at the edges of the plot. */
+  /* One run on top of all others while the pointer or the focus is on it: a line in the chart's own SVG, because redrawing 50
+     curves at every move is slow. Clipped to the plot. */
   function outline(plot, curve, colour) {
     const svg = plot.querySelector(".main-svg"), full = plot._fullLayout;
     const old = plot.querySelector("svg.outlined");

@@ -1,12 +1,12 @@
-/* From the API's reply to the curves that are shown: one a run, or one a group with its mean and band. Pure; charts, the
-   cursor's table and the CSV all take them from here. */
+/* Converts the API's reply to the curves of the page: one per run, or one per group with its mean and band. Pure; charts, the
+   cursor's table and the CSV use them. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {}), known = (x) => typeof x === "number" && Number.isFinite(x);
   const REWARD = "critic/score/mean", KL = "objective/kl";
-  const MOST_PLACES = 400, MANY = 8;                     // of a group's mean; runs beyond which all but one are faint
+  const MOST_PLACES = 400, MANY = 8;                     // points of a group's mean; runs above which all but one are faint
 
-  function placed(column) {                              // the rows whose place on the axis is known
+  function placed(column) {                              // the rows with a known position on the axis
     const rows = column || { step: [], x: [], y: [] };
     return Object.fromEntries(Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]));
   }
@@ -19,8 +19,8 @@
   }
   const PICK = { reward: (s) => placed(s[REWARD]), kl: (s) => placed(s[KL]), bubble: bubbleOf };
 
-  /* An exponential mean whose memory is a length on the axis, not a number of points: what lies `memory` back counts e⁻¹. So a
-     curve looks the same whether it comes as 300 buckets or as 10,000 points. Starts at the first value; gaps stay gaps. */
+  /* An exponential moving average whose memory is a length on the axis, not a number of points: a value `memory` back has the
+     weight e⁻¹. So a curve looks the same from 300 buckets and from 10,000 points. Starts at the first value; gaps stay gaps. */
   function smooth(x, y, memory) {
     if (!(memory > 0)) return y;
     let mean = null, at = 0;
@@ -31,7 +31,7 @@
       return mean;
     });
   }
-  /* The value at a place, on a straight line between neighbours; null outside, and beside a gap. */
+  /* The value at a position, interpolated linearly; null outside the curve and next to a gap. */
   function valueAt(curve, x) {
     const { x: xs, y: ys } = curve;
     if (!xs.length || x < xs[0] || x > xs[xs.length - 1]) return null;
@@ -42,13 +42,13 @@
     if (ys[lo] === null || ys[hi] === null) return null;
     return ys[lo] + ((x - xs[lo]) / (xs[hi] - xs[lo])) * (ys[hi] - ys[lo]);
   }
-  function places(curves) {                              // where a mean is taken: every point of every run, thinned evenly
+  function places(curves) {                              // positions of a mean: every point of every run, thinned evenly
     const all = [...new Set(curves.flatMap((c) => c.x))].sort((a, b) => a - b);
     if (all.length <= MOST_PLACES) return all;
     return Array.from({ length: MOST_PLACES }, (_, i) => all[Math.round((i * (all.length - 1)) / (MOST_PLACES - 1))]);
   }
-  /* Mean over runs where at least half of them have a value, or a curve would jump when the first ones end. Band: lowest to
-     highest, or, with three runs or more, the mean ± its standard error. */
+  /* Mean over runs where at least half of them have a value; otherwise a curve would jump when the first runs end. Band: minimum
+     to maximum, or, with three or more runs, the mean ± its standard error. */
   function averaged(curves, band) {
     const out = { x: [], y: [], low: [], high: [], n: [] };
     places(curves).forEach((x) => {
@@ -60,7 +60,7 @@
     });
     return out;
   }
-  /* What has a curve and a row of its own: {key, label, count, ids, colour, dash, hit, speedup}. */
+  /* The curves and table rows: {key, label, count, ids, colour, dash, hit, speedup}. */
   function entries(reply, colours) {
     const number = (k) => (k % 8) + 1;
     if (reply.groups.length) {
@@ -71,7 +71,7 @@
   function furthest(reply) {
     return Math.max(0, ...Object.values(reply.series).flatMap((s) => (s[REWARD] && s[REWARD].x.length ? [s[REWARD].x[s[REWARD].x.length - 1]] : [])).filter(known));
   }
-  /* The curves of one chart: `runs` by id, and one an entry. `size`: units of the reply's x in one of the axis. */
+  /* The curves of one chart: `runs` by id, and one per entry. `size`: units of the reply's x per unit of the axis. */
   function curves(name, reply, listed, view, size) {
     const memory = (view.smooth / 100) * (furthest(reply) / size), runs = new Map();
     reply.runs.forEach((run) => {

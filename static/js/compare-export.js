@@ -1,9 +1,9 @@
-/* Taking away what the compare page shows: curves and tables as CSV, charts as PNG and SVG. */
+/* Export of the compare page: curves and tables as CSV, charts as PNG and SVG. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window;
 
-  /* A text that a spreadsheet would take for a formula gets an apostrophe; names of runs are anybody's. */
+  /* Prefix texts that a spreadsheet would execute as a formula with an apostrophe; any user can name a run. */
   function cell(value) {
     if (value === null || value === undefined) return "";
     if (typeof value === "number") return String(value);
@@ -17,7 +17,7 @@
     Oppo.el("a", { href: url, download: name }).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
-  /* A row a point of every curve. `low` and `high`: a group's band, or the extremes that one point of a long series stands for. */
+  /* One row per point of every curve. `low` and `high`: a group's band, or the extremes of the steps that a point merges. */
   function curveRows(drawn, v) {
     const rows = [["chart", "curve", "runs", v.axis.title, "shown", "recorded", "low", "high"]];
     Object.entries(drawn).forEach(([chart, { shown }]) => shown.forEach((c) => c.x.forEach((x, i) => {
@@ -36,7 +36,7 @@
         ...figures.map((name) => reply.figures[run.id][name]), ...reply.config_diff.map((d) => d.values[run.id])];
     })];
   }
-  /* As on the page, with a ground, a legend and axis titles, for it stands alone. */
+  /* As on the page, with background, legend and axis titles. */
   function image(name, plot, title, format, axisTitle) {
     const { width, height } = plot.getBoundingClientRect(), ground = T.css("--surface");
     const layout = { ...plot.layout, paper_bgcolor: ground, plot_bgcolor: ground, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: { size: 11 } },

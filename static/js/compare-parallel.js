@@ -1,4 +1,4 @@
-/* Parallel coordinates as plain SVG, which every browser draws: a line a run through its differing settings and its results. */
+/* Parallel coordinates as plain SVG: one line per run through its differing settings and its results. */
 (function () {
   "use strict";
   const { Oppo } = window, f = Oppo.format, NS = "http://www.w3.org/2000/svg";
@@ -11,7 +11,7 @@
     if (text !== undefined) node.textContent = text;
     return node;
   }
-  /* Where numbers lie between 0 and 1; on a logarithm when they are positive and span two decades. */
+  /* Numbers scaled to 0…1; logarithmically if they are positive and span two decades. */
   function numbers(list, write) {
     const known = list.filter(f.known), lo = Math.min(...known), hi = Math.max(...known), log = lo > 0 && hi / lo >= 100, g = log ? Math.log : (x) => x;
     const at = (x) => (!f.known(x) ? null : lo === hi ? 0.5 : (g(x) - g(lo)) / (g(hi) - g(lo)));

@@ -10,7 +10,7 @@
   const seconds = (s) => unit(s < 120 ? `${f.figure(s)} s` : f.duration(s));
   const NONE = () => el("span", { class: "muted" }, "–");
 
-  /* Ten rows at most, the highest rewards first when there are more; the highlighted one is always among them. */
+  /* At most ten rows, the highest rewards first; always includes the highlighted run. */
   function values(v, x) {
     const { reward, kl, bubble } = v.drawn, last = (c) => (c.x.length ? c.x[c.x.length - 1] : null), at = (c) => valueAt(c, x === null ? last(c) : x);
     let rows = v.entries.map((entry, i) => ({ entry, i, reward: at(reward.shown[i]) }));

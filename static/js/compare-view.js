@@ -1,11 +1,11 @@
-/* What the reader chose on the compare page, and how it stands in the address: a link shows the same, the back button undoes.
+/* The choices on the compare page, and their form in the address: links and the back button work.
      ?runs=3,4,5&x=wall&target=1.2&smooth=5&group=-seed&band=se&baseline=4&highlight=5&zoom=120,480&outliers=ignore&counted=1
-   `zoom` is a range of the axis, in steps, seconds or tokens; `counted` draws the curve by which the target counts as reached. */
+   `zoom` is a range of the axis, in steps, seconds or tokens; `counted` draws the curve that decides when the target is reached. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
   const AXES = ["step", "wall", "tokens", "gpu_seconds"];
-  const SMOOTH = 2, MOST_SMOOTH = 20;                    // per cent of the axis
+  const SMOOTH = 2, MOST_SMOOTH = 20;                    // percent of the axis
   const whole = (text) => (/^[1-9]\d{0,15}$/.test(text || "") ? Number(text) : null);
   const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite(Number(text)) ? text : null);
 
@@ -46,7 +46,7 @@
     put("counted", view.counted ? "1" : "");
     return `?${query}`.replace(/%2C/g, ",");
   }
-  /* A run that is compared no longer is neither the baseline nor highlighted. */
+  /* Removed runs are neither the baseline nor highlighted. */
   function without(view, id) {
     const kept = (other) => (other === id ? null : other);
     return { ...view, ids: view.ids.filter((other) => other !== id), baseline: kept(view.baseline), picked: kept(view.picked) };

@@ -1,4 +1,4 @@
-/* Compare: fetches, draws and listens. What was chosen is in the address (compare-view.js). */
+/* Compare page: fetches, draws, handles events. The choices are in the address (compare-view.js). */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { el, format: f, setText } = Oppo;
@@ -10,7 +10,7 @@
   let view = View.read(location.search), reply = null, v = null, newest = 0, timer = 0, since = new Date(), linked = false, cursor = null, resets = 0;
   const colours = new Map();
 
-  /* A run keeps its own colour unless another one in view has it; then the lowest free one of the eight. */
+  /* A run keeps its own colour unless another visible run has it; then it gets the lowest free one of eight. */
   function giveColours() {
     colours.clear();
     view.ids.forEach((id) => {
@@ -18,7 +18,7 @@
       colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
     });
   }
-  /* Takes a choice over: into the address, as a step that the back button undoes, and onto the page. */
+  /* Apply a choice: to the address, as a history entry, and to the page. */
   function choose(changes, { again = true, how = "pushState" } = {}) {
     view = { ...view, ...changes };
     const query = View.write(view);
@@ -53,7 +53,7 @@
     connection(true);
     if (reply && reply.runs.some((run) => !run.ended_at)) timer = setTimeout(() => { if (!document.hidden) load(); }, LIVE_MS);
   }
-  function refuse(e) {                                   // the server has said no: nothing is live until something else is asked for
+  function refuse(e) {                                   // the server refused: nothing is live until the next request
     $("live").hidden = true;
     $("refused").hidden = false;
     setText($("refused").querySelector("p"), e.status === 404 ? "One of these runs does not exist or belongs to a team that you are not a member of. Remove it above." : e.message);
@@ -71,7 +71,7 @@
     [...$("add").options].forEach((option) => { option.disabled = view.ids.includes(Number(option.value)); });
     setText($("count"), view.ids.length > 1 ? `${view.ids.length} runs` : "");
   }
-  /* Every control shows what is chosen, also after the back button. */
+  /* Update every control to the current choices, also after the back button. */
   function controls() {
     document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis)));
     $("smoothing").value = view.smooth;
@@ -121,14 +121,14 @@
   }
   const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again: false });
 
-  /* The run under the pointer or the focus, over all others; null: none. */
+  /* Draw the run under the pointer or the focus on top; null: none. */
   function point(id) {
     const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
     NAMES.forEach((name) => outline(plot(name), entry ? v.drawn[name].runs.get(id) : null, entry ? T.run(entry.colour) : ""));
     Oppo.compareParallel.point($("parallel"), id);
     document.querySelectorAll("#figures tr").forEach((row) => row.toggleAttribute("data-pointed", Number(row.dataset.key) === id));
   }
-  /* One cursor and one zoom over the charts; the slider moves the same cursor by keyboard. */
+  /* One cursor and one zoom for all charts; the slider moves the same cursor by keyboard. */
   function link() {
     linked = true;
     T.link(NAMES.map(plot), moved);
@@ -140,7 +140,7 @@
       plot(name).on("plotly_click", (e) => { if (v.many) pick(Number(e.points[0].data.meta)); });
     });
   }
-  /* The range that was dragged, in the data's own unit: the axis' may become another when runs grow. */
+  /* The dragged range in the data's own unit: the axis may change its unit as runs grow. */
   function zoomed(e) {
     if (!("xaxis.range[0]" in e)) return;
     const zoom = [e["xaxis.range[0]"], e["xaxis.range[1]"]].map((x) => x * v.axis.size), close = (a, b) => Math.abs(a - b) < 1e-5 * (zoom[1] - zoom[0]);

@@ -1,4 +1,4 @@
-/* In the head of a run: the device-hours that it has cost. Asked when its state changes; in between it grows by the devices held. */
+/* Header of a run: its device-hours. Fetched when its state changes; in between it grows with the devices held. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, format: f, setText } = Oppo;
@@ -18,7 +18,7 @@
   run.follow((summary) => {
     if (summary.state === state) return show();
     state = summary.state;
-    return ask().catch((e) => {                          // the connection's note says so; asked again with the next news
+    return ask().catch((e) => {                          // the connection's status shows it; retried with the next event
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       state = "";
     });

@@ -1,10 +1,10 @@
-/* Building blocks of every page script: elements, icons, state pills. Text goes in as text, never as mark-up. */
+/* DOM helpers of every page script: elements, icons, state pills. Text is inserted as text, never as HTML. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
   const SVG = "http://www.w3.org/2000/svg";
 
-  /* el("td", { class: "num", "data-run": 3 }, "1.24", child) ; null and false children are left out */
+  /* el("td", { class: "num", "data-run": 3 }, "1.24", child); null and false children are skipped */
   function el(tag, attributes, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -30,7 +30,7 @@
   function pill(state) {
     return el("span", { class: "pill", "data-state": state }, sprite(`state-${state}`), state[0].toUpperCase() + state.slice(1));
   }
-  /* kl_above → KL above, as the server's pages write it. */
+  /* kl_above → KL above, as in the server's pages. */
   const alertTitle = (condition) => (condition[0].toUpperCase() + condition.slice(1)).replace(/_/g, " ").replace(/^Kl /, "KL ");
   /* One of eight colours, the same for a run on every page. */
   const runColour = (id) => ((id - 1) % 8) + 1;
@@ -38,7 +38,7 @@
   const setText = (node, text) => { if (node && node.textContent !== text) node.textContent = text; };
 
   let toasts;
-  /* With an action ({ label, act }) it stays longer, and as long as one points at it. */
+  /* With an action ({ label, act }) it stays longer, and while the pointer is on it. */
   function toast(message, action) {
     if (!toasts) document.body.append(toasts = el("div", { class: "toasts", role: "status" }));
     const box = el("div", { class: "toast" }, message, action && el("button", { class: "btn btn-small", type: "button", onclick: () => { box.remove(); action.act(); } }, action.label));

@@ -1,5 +1,5 @@
-/* Events tab: states, wishes, decisions, checkpoints and alerts on one list, newest first. Kind and search stand in the address. While only
-   the first page is shown, what happens appears on top; further down a button says that something has. */
+/* Events tab: states, requests, decisions, checkpoints and alerts in one list, newest first. Kind and search are in the address.
+   While only the first page is shown, new events appear on top; otherwise a button announces them. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
@@ -34,14 +34,14 @@
       pages = from ? pages + 1 : 1;
       if (!from) cursor = at;
       $("refused").hidden = true;
-      const same = JSON.stringify(reply);                // what has not changed is not drawn anew: a selection in it stays
+      const same = JSON.stringify(reply);                // unchanged parts are not redrawn, so that a selection in them stays
       if (from || same !== shown) draw(reply.items, Boolean(from));
       shown = from ? "" : same;
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       if (mine !== newest) return;
       Oppo.again(e, () => { if (mine === newest) load(from); });
-      if (!(e instanceof Oppo.ApiError)) return;      // a server that is away is told by the connection's own note
+      if (!(e instanceof Oppo.ApiError)) return;      // the connection's status shows an unreachable server
       $("refused").hidden = false;
       setText($("refused").querySelector("p"), e.message);
     }
@@ -91,7 +91,7 @@
 
   fromAddress();
   load();
-  run.follow((summary) => {                              // every step moves the cursor: at most one reading a moment
+  run.follow((summary) => {                              // every step moves the cursor: at most one request at a time
     if (cursor < 0 || summary.cursor === cursor || coming) return;
     if (pages > 1) { $("fresh").hidden = false; return; }
     coming = setTimeout(() => { coming = 0; if (pages === 1) load(); }, NEWS_MS);

@@ -1,5 +1,5 @@
-/* Completion for the filter of runs: fields, the values that occur, and metrics, offered while one types.
-     Oppo.filterWords(input, list, onPick)   arrows choose, Tab or Enter takes, Escape closes; nothing is taken unasked */
+/* Completion for the filter of runs: fields, existing values, and metrics, offered while the user types.
+     Oppo.filterWords(input, list, onPick)   arrows choose, Tab or Enter accepts, Escape closes */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {}), { el } = Oppo;
@@ -27,7 +27,7 @@
     let words = null, shown = [], chosen = -1;
 
     async function load() {
-      if (!words) words = await Oppo.api.get("runs/words").catch(() => null);     // without it one types by oneself
+      if (!words) words = await Oppo.api.get("runs/words").catch(() => null);     // without it there is no completion
       offer();
     }
     function offer() {

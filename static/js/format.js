@@ -1,4 +1,4 @@
-/* Figures as the design writes them. The page templates have the same rules in pages/templatetags/oppo_format.py. */
+/* Number formats of the design. The page templates have the same rules in pages/templatetags/oppo_format.py. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -9,7 +9,7 @@
   const fixed = (x, digits) => (known(x) ? x.toFixed(digits).replace("-", "−") : NONE);
   const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : NONE);
 
-  /* Three figures that matter: 0.00123, 0.123, 1.23, 12.3, 123, 1,234. */
+  /* Three significant digits: 0.00123, 0.123, 1.23, 12.3, 123, 1,234. */
   function figure(x) {
     if (!known(x)) return NONE;
     if (x === 0) return "0";
@@ -17,7 +17,7 @@
     if (size >= 1e6 || size < 1e-4) return x.toExponential(1).replace("-", "−").replace("e−", "e-").replace("e+", "e");
     return size >= 1000 ? whole(x) : fixed(x, Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(size)))));
   }
-  /* A setting as it was set: 4, not 4.00. */
+  /* A setting as entered: 4, not 4.00. */
   const plain = (x) => (Number.isInteger(x) ? whole(x) : figure(x));
   /* 3.4 s, 48 s, 6 m 40 s, 2 h 13 m, 3 d 4 h */
   function duration(seconds) {
@@ -29,7 +29,7 @@
     if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} m`;
     return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
   }
-  /* A stretch of a step: 76 ms, 1.75 s. */
+  /* A duration within a step: 76 ms, 1.75 s. */
   const brief = (seconds) => (!known(seconds) ? NONE : seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${figure(seconds)} s`);
   const two = (n) => String(n).padStart(2, "0");
   const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
@@ -39,7 +39,7 @@
     const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
     return date.getFullYear() === new Date().getFullYear() ? `${day}, ${hm}` : `${day} ${date.getFullYear()}`;
   }
-  /* Templates write UTC into <time>; the reader sees the browser's zone, and UTC on pointing at it. */
+  /* Templates write UTC into <time>; the page shows the browser's time zone, and UTC on hover. */
   function times(root) {
     root.querySelectorAll("time[datetime]:not([data-local])").forEach((node) => {
       const date = new Date(node.dateTime);

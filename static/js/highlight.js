@@ -1,4 +1,4 @@
-/* What a reader searches for, and where it stands in a text. Text stays text: a hit is an element around it.
+/* Search hits in a text. The text is inserted as text; a hit is an element around it.
      Oppo.pieces('sea "grey sky"') → ["sea", "grey sky"]     Oppo.marked("the sea", ["sea"]) → ["the ", <mark>, ""] */
 (function () {
   "use strict";

@@ -1,10 +1,10 @@
-/* Idle share of all of a run's devices together, split by cause, step by step: the causes' seconds say how, the bubble how much.
-   A step's devices are those that told something of it: another attempt may have had others. */
+/* Idle share of all of a run's devices together, by cause and step: the causes' seconds give the split, the bubbles the total. A
+   step's devices are those with data for it: other attempts may have had others. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
 
-  /* The steps of all columns, each once. */
+  /* The steps of all columns, without duplicates. */
   function joined(columns) {
     const at = new Map(columns.flatMap((c) => c.step.map((step, i) => [step, c.x[i]]))), step = [...at.keys()].sort((a, b) => a - b);
     return { step, x: step.map((s) => at.get(s)), y: [] };

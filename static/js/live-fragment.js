@@ -1,7 +1,7 @@
-/* Keeps a server-rendered part of a page fresh: fetches it again every few seconds and replaces only the keyed children that
-   changed, so that ticks, focus and scroll positions stay. Of several answers on their way the one asked for last counts. While the
-   pointer is pressed nothing is replaced, or what is pressed would be gone before it is a click.
-     <tbody data-refresh="/runs/?part=rows" data-every="2">  with children that carry data-key */
+/* Refreshes a server-rendered part of a page: fetches it every few seconds and replaces only the keyed children that
+   changed, so that ticks, focus and scroll positions stay. Of several responses the newest request counts. While the
+   pointer is pressed nothing is replaced, because the pressed element would be gone before the click.
+     <tbody data-refresh="/runs/?part=rows" data-every="2">  with children that have data-key */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -28,14 +28,14 @@
     }
     [...target.children].forEach((child) => { if (!keep.has(child)) child.remove(); });
     const twin = active && (active.isConnected ? active : twinOf(active, row && target.querySelector(`[data-key="${CSS.escape(row.dataset.key)}"]`)));
-    if (twin && twin !== document.activeElement) twin.focus({ preventScroll: true });      // at once: the next key is for it
+    if (twin && twin !== document.activeElement) twin.focus({ preventScroll: true });      // immediately, for the next key
   }
-  /* What stands in the place of `active` in the row that was drawn anew; null: it is gone. */
+  /* The counterpart of `active` in the redrawn row; null if it is gone. */
   function twinOf(active, row) {
     const name = ["data-focus", "href", "value"].find((each) => active.hasAttribute(each));
     return row && name ? row.querySelector(`[${name}="${CSS.escape(active.getAttribute(name))}"]`) : null;
   }
-  function carry(was, node) {                            // what the reader did to the old one
+  function carry(was, node) {                            // the user's changes to the old row
     was.querySelectorAll("input[type=checkbox]").forEach((box) => {
       const twin = node.querySelector(`input[type=checkbox][value="${CSS.escape(box.value)}"]`);
       if (twin) twin.checked = box.checked;
@@ -56,7 +56,7 @@
         if (mine !== newest) return;
         if (reply.redirected || reply.status === 403) { location.reload(); return; }
         if (pressed) { timer = setTimeout(turn, SOON_MS); return; }
-        if (onRefused && reply.headers.get("content-type").startsWith("text/plain")) {      // what is asked for makes no sense: the rows stay
+        if (onRefused && reply.headers.get("content-type").startsWith("text/plain")) {      // the request is invalid: the rows stay
           onRefused(text);
           timer = setTimeout(turn, every);
           return;

@@ -1,6 +1,6 @@
-/* One live connection a page. Summaries of runs arrive by server-sent events; while the stream is down they are fetched every
-   three seconds; while the tab is hidden nothing is open, and on return the page catches up. Nothing is lost either way: an
-   event only says that there is something new, the data is always read from the API by step.
+/* One live connection per page. Summaries of runs arrive by server-sent events; while the stream is down they are polled every
+   three seconds; while the tab is hidden there is no connection, and the page catches up when it is shown again. An event only
+   announces new data, which is then read from the API by step, so nothing is lost.
      Oppo.live({ runs: [3], onRun(summary), onState({ ok, since }) }) */
 (function () {
   "use strict";
@@ -30,7 +30,7 @@
       source = null;
       clearTimeout(retry);
     }
-    function later() {                                  // our own pace: a browser stops for good after an HTTP error
+    function later() {                                  // own delay: a browser does not reconnect after an HTTP error
       retry = setTimeout(open, wait);
       wait = Math.min(2 * wait, LONGEST_WAIT_MS);
     }
@@ -38,7 +38,7 @@
       try {
         for (const id of runs) take(await Oppo.api.get(`runs/${id}`));
       } catch (e) {
-        if (!source || source.readyState !== EventSource.OPEN) say(false);      // else the stream is back, and this answer is late
+        if (!source || source.readyState !== EventSource.OPEN) say(false);      // otherwise the stream is back, and this response is outdated
       }
     }
     function startPolling() {
@@ -60,7 +60,7 @@
     return { watch(ids) { if (ids.join() !== runs.join()) { runs = ids; cursor = ""; close(); open(); } } };
   };
 
-  /* The words beside a page's title: "live", or since when not. */
+  /* The status beside a page's title: "live", or the time since it is not. */
   Oppo.showConnection = function (node, { ok, since }) {
     node.hidden = false;
     node.toggleAttribute("data-stale", !ok);

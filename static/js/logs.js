@@ -1,5 +1,5 @@
-/* Logs tab: the last lines, earlier ones when one scrolls up, new ones as they are written. What is searched, the stream and the
-   line that a link leads to stand in the address. The end is followed until the reader scrolls up; then new lines are counted. */
+/* Logs tab: the last lines, earlier ones on scrolling up, new ones as they are written. Search, stream and linked line are in
+   the address. The view follows the end until the user scrolls up; then new lines are counted. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
@@ -23,13 +23,13 @@
     begin();
   }
 
-  /* --- reading ---------------------------------------------------------------- */
+  /* --- fetching --------------------------------------------------------------- */
   function get(query) {
     if (state.q) query.q = state.q;
     if (state.stream) query.stream = state.stream;
     return Oppo.api.get(`runs/${run.id}/logs`, query);
   }
-  /* One reading at a time; what came for another search is thrown away. `turn` counts the searches. */
+  /* One request at a time; results of another search are dropped. `turn` counts the searches. */
   async function reading(work) {
     if (busy) return;
     const mine = turn;
@@ -41,21 +41,21 @@
       $("refused").hidden = true;
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      if (e instanceof Oppo.ApiError) {                  // a server that is away is told by the connection's own note
+      if (e instanceof Oppo.ApiError) {                  // the connection's status shows an unreachable server
         $("refused").hidden = false;
         setText($("refused").querySelector("p"), e.message);
       }
-      if (!after && !first) Oppo.again(e, () => begin(true));      // nothing was read yet, so nothing follows the log
+      if (!after && !first) Oppo.again(e, () => begin(true));      // nothing was read yet, so no live updates follow
     } finally {
       busy = false;
     }
     if (mine !== turn) begin(true);
     else {
       words();
-      if (done) further();                               // the reader may have scrolled meanwhile
+      if (done) further();                               // the user may have scrolled meanwhile
     }
   }
-  /* What lies beyond the end at which the reader is. */
+  /* More lines at the end that is in view. */
   function further() {
     if (list.scrollTop < NEAR_PX && earlier && first) reading(older);
     else if (below() < NEAR_PX && !atEnd && after) reading(more);
@@ -75,7 +75,7 @@
     follow.checked = true;
     append(reply);
   }
-  async function around(stale) {                         // the line that the address names, among its neighbours
+  async function around(stale) {                         // the linked line with its neighbours
     const line = Number(state.line) || 1, [upTo, on] = await Promise.all([get({ before: line + 1, limit: AROUND }), get({ after: line, limit: AROUND })]);
     if (stale()) return;
     earlier = upTo.earlier;
@@ -87,7 +87,7 @@
     const at = list.querySelector(`[data-id="${line}"]`);
     if (at) { at.setAttribute("aria-current", "true"); at.scrollIntoView({ block: "center" }); }
   }
-  async function more(stale) {                           // what was written since
+  async function more(stale) {                           // lines written since
     for (;;) {
       const reply = await get({ after: after || 0, limit: A_PAGE });
       if (stale() || !reply.lines.length) return;
@@ -103,10 +103,10 @@
     const from = list.scrollHeight - list.scrollTop;
     list.prepend(...reply.lines.map(item));
     if (reply.lines.length) first = reply.lines[0].id;
-    list.scrollTop = list.scrollHeight - from;           // what one was reading stays where it was
+    list.scrollTop = list.scrollHeight - from;           // the visible lines stay in place
     bound();
   }
-  /* A page holds so many lines at most: those furthest from the reader go, and are read again when one comes near. */
+  /* The page holds a limited number of lines: those furthest from the view are removed, and fetched again when needed. */
   function bound() {
     const over = list.children.length - MOST_SHOWN;
     if (over <= 0) return;
@@ -124,7 +124,7 @@
     }
   }
 
-  /* --- drawing ------------------------------------------------------------------ */
+  /* --- rendering ------------------------------------------------------------------ */
   function level(text) {
     if (/\b(error|exception|traceback|fatal)\b/i.test(text)) return "error";
     return /\bwarn(ing)?\b/i.test(text) ? "warn" : "info";
@@ -135,7 +135,7 @@
       el("time", { datetime: line.time }, f.clock(new Date(line.time))));
     return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, message(line.text)));
   }
-  function message(text) {                               // as its writer coloured it, with hits marked
+  function message(text) {                               // with the program's colours and the hits marked
     const wanted = Oppo.pieces(state.q);
     return Oppo.ansi(text).flatMap(({ text: part, classes }) => (classes.length ? [el("span", { class: classes.join(" ") }, Oppo.marked(part, wanted))] : Oppo.marked(part, wanted)));
   }
@@ -143,7 +143,7 @@
     if (lines.length && !first) first = lines[0].id;
     after = Math.max(after, next);
     list.append(...lines.map(item));
-    if (lines.length) list.hidden = false;               // what is not shown cannot be scrolled
+    if (lines.length) list.hidden = false;               // a hidden element cannot be scrolled
     if (!follow.checked) news += lines.length;
     bound();
     if (follow.checked) list.scrollTop = list.scrollHeight;
@@ -166,13 +166,13 @@
     words();
   }
 
-  /* --- hands ---------------------------------------------------------------------- */
+  /* --- input ---------------------------------------------------------------------- */
   list.addEventListener("scroll", () => {
     follow.checked = atEnd && below() < NEAR_PX;
     if (follow.checked && news) { news = 0; words(); }
     further();
   });
-  /* A thousand links are no way through with the tab key: inside the list n and p lead from line to line, Enter follows. */
+  /* Tabbing through a thousand links is no navigation: inside the list n and p move between lines, Enter follows the link. */
   list.addEventListener("keydown", (e) => {
     if (!["n", "p"].includes(e.key) || e.metaKey || e.ctrlKey || e.altKey) return;
     const at = document.activeElement.closest("#log li"), side = e.key === "n" ? "nextElementSibling" : "previousElementSibling";
@@ -194,7 +194,7 @@
 
   fromAddress();
   begin();
-  // A line may come without a step, so the summary's news is not enough while the run lives.
+  // A line may come without a step, so the summary's events do not suffice while the run lives.
   const look = () => { if (atEnd) reading(more); };
   setInterval(() => { if (!document.hidden && !run.summary.ended_at) look(); }, EVERY_MS);
   run.follow(look);

@@ -1,6 +1,6 @@
-/* "Ignore outliers", as other trackers have it: the picture's height follows the middle nine tenths of the values. Only the range of
-   the y axis changes; every point stays where it is, and how many lie outside is said.
-     Oppo.outliers([{y, low, high}, …], {tozero, keep: [1.2]}) → {range, outside, of}, or null when nothing lies outside */
+/* "Ignore outliers", as in other trackers: the y axis follows the middle nine tenths of the values. Only the range of the
+   axis changes; the number of points outside is shown.
+     Oppo.outliers([{y, low, high}, …], {tozero, keep: [1.2]}) → {range, outside, of}, or null if nothing is outside */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {}), known = (x) => typeof x === "number" && Number.isFinite(x);
@@ -10,8 +10,8 @@
     const at = share * (sorted.length - 1), lo = Math.floor(at), hi = Math.ceil(at);
     return sorted[lo] + (at - lo) * (sorted[hi] - sorted[lo]);
   }
-  /* `keep`: values that must be seen whatever they are, such as a target. A row that stands for many steps is outside when its
-     extremes are. With fewer than ten values there is no saying which are odd. */
+  /* `keep`: values that must stay visible, such as a target. A merged row is outside if its extremes are. With fewer than ten
+     values nothing counts as an outlier. */
   Oppo.outliers = function (columns, { tozero = false, keep = [] } = {}) {
     const sorted = columns.flatMap((c) => c.y).filter(known).sort((a, b) => a - b);
     if (sorted.length < FEWEST) return null;

@@ -1,4 +1,4 @@
-/* In the head of a run that overlaps: what that has saved so far. Asked anew when the run has trained a tenth more. */
+/* Header of a run with overlap: the time saved so far. Refetched when the run has trained 10 % more. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
@@ -8,7 +8,7 @@
 
   async function show(step) {
     const told = await Oppo.api.get(`runs/${run.id}/saving`);
-    if (step !== asked) return undefined;                // a newer answer is on its way
+    if (step !== asked) return undefined;                // a newer request is running
     if (told.saved_s <= 0) return place.replaceChildren();
     const words = `estimated saving vs sequential ${f.duration(told.saved_s)} (${f.figure(told.sequential_s / told.measured_s)}×)`;
     return place.replaceChildren(" · ", el("span", { title: HOW }, words), el("span", { class: "visually-hidden" }, ` ${HOW}`));

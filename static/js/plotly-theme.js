@@ -1,9 +1,9 @@
-/* The one place where Plotly learns how OPPO looks.
-     OppoTheme.layout({ height: 240, yaxis: { title: … } })   a layout for the theme in force
+/* Plotly in the design of OPPO.
+     OppoTheme.layout({ height: 240, yaxis: { title: … } })   a layout for the current theme
      OppoTheme.config                                         no modebar, no logo, responsive
      OppoTheme.run(3) / .phase("decode") / .idle("tail")      colours, resolved from tokens.css
-     OppoTheme.onChange(redraw)                               call redraw when light <-> dark
-   CSP: no inline script; Plotly's own style sheets need two hashes in style-src, see README.md. */
+     OppoTheme.onChange(redraw)                               calls redraw when the theme changes
+   CSP: no inline script; Plotly's own style sheets need two hashes in style-src (oppo_platform/web/headers.py). */
 (function (root) {
   "use strict";
 
@@ -50,10 +50,10 @@
       font: { family: text("--font"), size: 12, color: css("--text-2") },
       colorway: [1, 2, 3, 4, 5, 6, 7, 8].map(run),
       margin: { l: 46, r: 14, t: 8, b: 26 },
-      showlegend: false,                    // lines are labelled where they end, or in a table
+      showlegend: false,                    // lines are labelled at their ends, or in a table
       hovermode: "x", hoverdistance: -1, spikedistance: -1, dragmode: "zoom",
       hoverlabel: { bgcolor: css("--overlay"), bordercolor: css("--border"), align: "left", namelength: -1, font: { family: text("--font"), size: 12, color: css("--text") } },
-      uirevision: "keep",                   // live updates never undo the reader's zoom
+      uirevision: "keep",                   // live updates keep the user's zoom
       transition: { duration: 0 },
       xaxis: axis({ showgrid: false, showline: true, showspikes: true, spikemode: "across", spikesnap: "hovered data", spikethickness: 1, spikedash: "solid", spikecolor: css("--cursor") }),
       yaxis: axis({ nticks: 5, side: "left", ticklabelstandoff: 4 }),
@@ -72,7 +72,7 @@
     return { x, y, name: cause, mode: "lines", stackgroup: group, line: { width: 0.75, color },
       fillpattern: { shape: HATCH[cause], fgcolor: color, bgcolor: fade(color, 0.14), size: 7, solidity: 0.24, fillmode: "overlay" } };
   }
-  function ema(y, weight) {                           // debiased, as readers of other trackers expect
+  function ema(y, weight) {                           // bias-corrected, as in other trackers
     let m = 0, n = 0;
     return y.map((v) => {
       if (v === null) return null;                    // not finite when it was recorded: a gap, not a zero

@@ -1,4 +1,4 @@
-/* The queue: its parts are drawn by the server and kept fresh; arrows change the priority of one's own runs. */
+/* The queue: rendered by the server and refreshed; arrows change the priority of one's own runs. */
 (function () {
   "use strict";
   const { Oppo } = window, queue = document.getElementById("queue");
@@ -8,14 +8,14 @@
     const button = event.target.closest("[data-priority]");
     if (!button || button.ariaDisabled === "true") return;
     const said = document.getElementById("said");
-    button.ariaDisabled = "true";                        // not `disabled`, which would take the focus away
+    button.ariaDisabled = "true";                        // not `disabled`, which would remove the focus
     try {
       const run = await Oppo.api.post(`runs/${button.dataset.priority}/priority`, { priority: Number(button.dataset.to) });
       said.textContent = `${run.name} has priority ${run.priority} now.`;
     } catch (e) {
       said.textContent = e.message;
     } finally {
-      button.ariaDisabled = null;                        // a part that did not change is not drawn anew
+      button.ariaDisabled = null;                        // an unchanged part is not redrawn
     }
     await turn();
   });

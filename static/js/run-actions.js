@@ -1,5 +1,5 @@
-/* What may be asked of the run now: a button for each wish that the summary lists, and one dialog that says what it would do.
-   The server decides; buttons come and go with every summary of the live stream. */
+/* Actions on the run: a button for each action that the summary allows, and one dialog that explains its effect. The server
+   decides; buttons change with every summary of the live stream. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, setText, format: f } = Oppo;
@@ -43,7 +43,7 @@
     sure.disabled = true;
     try {
       run.take(await Oppo.api.post(`runs/${run.id}/${asked}`, words.body ? words.body(input.value) : undefined));
-      if (mine === turn) dialog.close();                 // else another question stands there by now
+      if (mine === turn) dialog.close();                 // otherwise the dialog shows another question by now
     } catch (e) {
       if (mine === turn) setText(error, e.message);
     } finally {
@@ -56,7 +56,7 @@
     document.querySelectorAll("[data-part=limit]").forEach((node) => setText(node, f.duration(summary.max_runtime_s)));
     if (!dialog.open || !asked) return;
     if (asked in summary.wishes) setText(document.getElementById("wish-words"), summary.wishes[asked]);
-    else dialog.close();                                 // it has moved on: the question means nothing any more
+    else dialog.close();                                 // the state has changed, and the action no longer applies
   }
   buttons.forEach((button) => button.addEventListener("click", () => ask(button.dataset.wish)));
   form.addEventListener("submit", send);

@@ -1,4 +1,4 @@
-/* Deleting the run: offered once it has ended. Its page then says that it is in the trash, and restores it. */
+/* Deletes the run, once it has ended. The page then shows that it is in the trash, with a button to restore it. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, setText } = Oppo;

@@ -1,4 +1,4 @@
-/* The head of every run page: state, reason, vital figures. Announces each new summary to the tab's own script through
+/* The header of every run page: state, reason, key figures. Passes each new summary to the tab's script through
    `Oppo.run.follow(callback)`. */
 (function () {
   "use strict";
@@ -13,11 +13,11 @@
 
   const part = (name) => head.querySelector(`[data-part="${name}"]`);
   const hasEnded = () => ENDED.includes(summary.state);
-  /* All devices that the run has had; those that it has now: the others' figures are null. */
+  /* All devices that the run has had; figures of those that it no longer holds are null. */
   const devicesOf = (latest) => Object.keys(latest).filter((k) => k.startsWith("busy/")).map((k) => k.slice("busy/".length)).sort();
   const devicesNow = (latest) => devicesOf(latest).filter((device) => f.known(latest[`busy/${device}`]));
 
-  /* Share of all device time of the newest step that was idle, and its causes; null before the first step. */
+  /* Idle share of all device time of the newest step, and its causes; null before the first step. */
   function idleNow(latest) {
     const devices = devicesNow(latest);
     if (!devices.length) return null;
@@ -60,7 +60,7 @@
     setText(part("idle-sub"), worst ? `mostly waiting for ${worst[0]}` : "no idle time");
     drawBar(part("idle-bar"), now);
   }
-  /* Work solid, idle hatched by its cause. Widths through the style object, which a strict policy permits. */
+  /* Work solid, idle time hatched by its cause. Widths through the style object, which a strict CSP permits. */
   function drawBar(bar, now) {
     const parts = [["busy", 1 - now.bubble], ...now.causes].map(([name, share]) => {
       const part = el("span", name === "busy" ? { class: "busy" } : { class: "swatch-idle", "data-idle": name });
@@ -84,13 +84,13 @@
     setText(part("log"), (summary.last_log_lines || []).join("\n"));
     document.title = `${summary.state === "running" ? `${Math.floor(100 * summary.step / summary.total_steps)} % · ` : ""}${document.title.replace(/^\d+ % · /, "")}`;
   }
-  /* On which nodes it is or was; while it waits, on how many it wants to be, if on more than one. */
+  /* The run's nodes; while it waits, the number of nodes requested, if more than one. */
   function where() {
     const { nodes, where: names } = summary;
     const words = names.length > 1 ? `on ${names.length} nodes: ${names.join(", ")}` : names.length ? `on ${names[0]}` : `needs ${nodes} nodes`;
     setText(part("where"), names.length || nodes > 1 ? ` · ${words}` : "");
   }
-  /* What is open, each with its reason; who may steer the run may also take care of it. */
+  /* Open alerts with their reasons; users who may control the run may acknowledge them. */
   let told = "[]";
   function alerts() {
     const now = JSON.stringify(summary.alerts);
@@ -101,7 +101,7 @@
     part("alerts").replaceChildren(...summary.alerts.map((alert) => el("li", {}, Oppo.icon("warning"), el("b", {}, Oppo.alertTitle(alert.condition)), el("span", {}, alert.why),
       alert.acknowledged_by ? el("span", { class: "note push" }, `acknowledged by ${alert.acknowledged_by}`) : "acknowledges" in head.dataset && el("button", { class: "btn btn-small push", type: "button", onclick: () => change(`alerts/${alert.id}/acknowledge`) }, "Acknowledge"))));
   }
-  /* Whether its alerts are told. Once it has ended there is nothing left to tell. */
+  /* Whether messages about its alerts are sent. Not shown after the end. */
   function silence() {
     const place = part("silence"), reads = "reads" in place.dataset;
     const words = summary.silent ? " · alerts silenced" : "", button = hasEnded() || reads ? null : summary.silent ? "unsilence" : "silence alerts";
@@ -109,7 +109,7 @@
     place.dataset.now = `${words}${button}`;
     place.replaceChildren(words || (button ? " · " : ""), words && button ? " " : "", ...(button ? [el("button", { class: "link", type: "button", onclick: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }) }, button)] : []));
   }
-  /* Whether lists show it; that can be changed once it has ended. */
+  /* Whether lists show it; can be changed after its end. */
   function archived() {
     const place = part("archived"), words = summary.archived ? " · archived" : "";
     const button = !hasEnded() || "reads" in place.dataset ? null : summary.archived ? "unarchive" : "archive";
@@ -138,13 +138,13 @@
     showLive();
     followers.forEach((follow) => follow(summary));
   }
-  function showLive() {                                  // of a run that has ended nothing is live any more
+  function showLive() {                                  // an ended run is not live
     if (!connection) return;
     Oppo.showConnection(part("live"), connection);
     if (hasEnded() && connection.ok) part("live").hidden = true;
   }
-  /* A function that says of each summary whether, since the one before, the run has been taken up again, by a newer attempt or (in an
-     older version) from a checkpoint: steps that are here may have been trained anew, and what was read of them does not hold. */
+  /* Returns a function that tells for each summary whether the run has resumed since the previous one, in a newer attempt or
+     (older versions) from a checkpoint: known steps may have been trained again, and their data is outdated. */
   function takenUp() {
     let before = null;
     return (now) => {

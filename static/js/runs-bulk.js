@@ -1,4 +1,4 @@
-/* What is done to all ticked runs: tags, cancelling, deleting. One call a run; each that fails says so and the others go on. */
+/* Actions on all ticked runs: tags, cancelling, deleting. One request per run; a failure is reported and the others continue. */
 (function () {
   "use strict";
   const { Oppo } = window, { el, setText } = Oppo;

@@ -1,4 +1,4 @@
-/* The choice of columns: added with completion, removed, and put in order by dragging or by buttons; it then stands in the address. */
+/* The column chooser: add with completion, remove, reorder by dragging or by buttons; the choice is in the address. */
 (function () {
   "use strict";
   const { Oppo } = window, { el, setText } = Oppo;
@@ -18,7 +18,7 @@
     const other = by < 0 ? node.previousElementSibling : node.nextElementSibling, focused = document.activeElement;
     if (!other) return;
     if (by < 0) other.before(node); else other.after(node);
-    focused.focus();                                     // moving a node takes the focus away
+    focused.focus();                                     // moving a node removes the focus
     tell(node);
   }
   function tell(node) { setText(told, `${node.querySelector("span").textContent} is column ${keys().indexOf(node.dataset.key) + 1} of ${list.children.length}.`); }
@@ -29,7 +29,7 @@
     (next ? next.querySelector("button:last-child") : input).focus();
   }
   async function add(key) {
-    if (!known) await load();                            // one may type faster than they are read
+    if (!known) await load();                            // the user may type before they are loaded
     const column = known && known.find((c) => c.key === key);
     if (!column) { setText(told, known ? `There is no column “${key}”. Choose one from the list.` : "The columns cannot be loaded. Try again."); return; }
     if (list.children.length >= MOST) { setText(told, `A table has at most ${MOST} columns.`); return; }
@@ -46,7 +46,7 @@
     }
     offer();
   }
-  /* What begins with what is typed, then what has it anywhere. */
+  /* Names that start with the typed text, then names that contain it. */
   function offer() {
     const typed = input.value.trim().toLowerCase(), rest = (known || []).filter((c) => !keys().includes(c.key));
     const begins = rest.filter((c) => c.key.toLowerCase().startsWith(typed) || c.title.toLowerCase().startsWith(typed)), has = rest.filter((c) => !begins.includes(c) && c.key.toLowerCase().includes(typed));

@@ -1,4 +1,4 @@
-/* The menu of saved views: saving what the address says under a name, renaming, replacing, the default, deleting with a way back. */
+/* The menu of saved views: save the address under a name, rename, replace, set as default, delete with undo. */
 (function () {
   "use strict";
   const { Oppo } = window, { setText } = Oppo;

@@ -1,4 +1,4 @@
-/* The list of runs: live rows, the filter, which the server understands, and the choice of runs. */
+/* The list of runs: live rows, the filter (parsed by the server), and the selection of runs. */
 (function () {
   "use strict";
   const { Oppo } = window, { setText } = Oppo;
@@ -7,7 +7,8 @@
   const TYPED_MS = 250;
   let typed = 0;
 
-  /* The address follows the filter, so that it can be kept, sent and gone back to; a change of the filter begins at the first page. */
+  /* The address follows the filter, so that it can be shared and is in the history; a change of the filter begins at the first
+     page. */
   function applyFilter() {
     const page = new URL(location.href), part = new URL(rows.dataset.refresh, location.href);
     if ((page.searchParams.get("q") || "") === filter.value.trim()) return;
@@ -22,7 +23,7 @@
       if (filter.value.trim()) url.searchParams.set("q", filter.value.trim()); else url.searchParams.delete("q");
       link.href = url;
     });
-    if ($("further")) $("further").hidden = true;        // it leads on from the page as it was
+    if ($("further")) $("further").hidden = true;        // it continues the previous list
     turn();
   }
   function soon() { clearTimeout(typed); typed = setTimeout(applyFilter, TYPED_MS); }

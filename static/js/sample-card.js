@@ -1,5 +1,5 @@
-/* A recorded answer, whole: its figures, the prompt, and the answer with what was sampled under older weights underlined.
-   Everything that a model or a user wrote goes in as text. */
+/* A recorded response: its figures, the prompt, and the response with stale tokens underlined. All text from models and users is
+   inserted as text. */
 (function () {
   "use strict";
   const { Oppo } = window, { el, format: f } = Oppo;

@@ -1,4 +1,4 @@
-/* What opens below a row of the Samples tab: the whole answer, and how answers to the same prompt have changed over the steps.
+/* The detail below a row of the Samples tab: the whole response, and how responses to the same prompt changed over the steps.
      Oppo.sampleDetail(id, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key), onOpen(id) }) → element */
 (function () {
   "use strict";
@@ -20,7 +20,7 @@
       changed ? el("p", { class: "note" }, el("del", {}, `only in step ${f.whole(older.step)}`), " ", el("ins", {}, `only in step ${f.whole(newer.step)}`)) : el("p", { class: "note" }, "Identical responses."),
       el("p", { class: "text" }, parts.map(([kind, text]) => (kind === "same" ? text : el(WORDS[kind], {}, text))))];
   }
-  /* Two answers to one prompt, the oldest and the newest unless the reader picks others. */
+  /* Two responses to one prompt: the oldest and the newest unless the user picks others. */
   function comparison(same, first, onDiff) {
     const pair = first.slice(), place = el("div", { class: "diff-text", "aria-live": "polite" });
     let newest = 0;
@@ -34,13 +34,14 @@
         if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
         nodes = [el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not respond. Try again.")];
       }
-      if (mine === newest) place.replaceChildren(...nodes);      // else another pair was picked meanwhile
+      if (mine === newest) place.replaceChildren(...nodes);      // otherwise another pair was picked meanwhile
     }
     const pick = (k) => (id) => { pair[k] = id; show(); };
     show();
     return el("div", { class: "comparison" }, el("div", { class: "row" }, choice("older", same, pair[0], pick(0)), choice("newer", same, pair[1], pick(1))), place);
   }
-  /* The rewards of all answers to the prompt, by step; the open one is the ring. Each point says its figures and opens on a click. */
+  /* The rewards of all responses to the prompt by step; a ring marks the open one. Each point shows its figures and opens on a
+     click. */
   function course(sample, same, onOpen) {
     const known = same.filter((s) => f.known(s.score));
     if (known.length < 2) return null;

@@ -1,5 +1,5 @@
-/* Samples tab. What is searched, how it is sorted and which answer is open stands in the address, so that a link shows the same
-   and the browser's back button undoes. Rows never move by themselves: newer answers come when the reader asks. */
+/* Samples tab. Search, order and open response are in the address, so that a link shows the same and the back button works. Rows
+   never move by themselves: newer responses load on request. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
@@ -29,7 +29,7 @@
   const filters = () => [...FIELDS.filter((name) => name !== "sort"), "prompt"].filter((name) => state[name]);
   const pieces = () => Oppo.pieces(state.q);
 
-  /* --- reading ---------------------------------------------------------- */
+  /* --- fetching --------------------------------------------------------- */
   async function load(cursor) {
     const mine = ++newest, query = { limit: A_PAGE, excerpt: EXCERPT };
     [...FIELDS, "prompt"].forEach((name) => { if (state[name]) query[name] = state[name]; });
@@ -46,7 +46,7 @@
       $("refused").hidden = true;
       draw(cursor ? reply.items : null);
       loading = false;
-      news(run.summary);                                 // what came while this was read
+      news(run.summary);                                 // for summaries that arrived meanwhile
     } catch (e) {
       if (mine !== newest) return;
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
@@ -62,7 +62,7 @@
     setText($("refused").querySelector("p"), detail);
   }
 
-  /* --- drawing ---------------------------------------------------------- */
+  /* --- rendering --------------------------------------------------------- */
   function row(s) {
     const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
       el("span", { class: "line muted" }, Oppo.marked(s.prompt, pieces())), el("span", { class: "line" }, Oppo.marked(s.response, pieces())));
@@ -99,7 +99,7 @@
     setText($("nothing").querySelector("p"), words);
   }
 
-  /* --- the open answer --------------------------------------------------- */
+  /* --- the open response -------------------------------------------------- */
   function options() {
     const diff = (state.diff || "").split(",").map(Number);
     return { pieces: pieces(), diff: diff.length === 2 && diff.every((id) => id > 0) ? diff : null,
@@ -118,7 +118,7 @@
     at.querySelector(".opener").setAttribute("aria-expanded", "true");
     at.after(el("tr", { class: "detail" }, el("td", { colspan: 8 }, Oppo.sampleDetail(id, options()))));
   }
-  function linked(id) {                                  // not among the rows that are here: shown above them
+  function linked(id) {                                  // not among the loaded rows: shown above them
     $("linked").replaceChildren(Oppo.sampleDetail(id, options()));
     $("linked").hidden = false;
   }
@@ -140,9 +140,9 @@
     load();
   }
 
-  /* --- hands -------------------------------------------------------------- */
+  /* --- input -------------------------------------------------------------- */
   form.addEventListener("submit", (e) => e.preventDefault());
-  form.addEventListener("input", (e) => {                // while one types, the address follows without filling the history
+  form.addEventListener("input", (e) => {                // while the user types, the address follows without history entries
     clearTimeout(timer);
     if (e.target.matches("input")) timer = setTimeout(() => change(fromForm, "replaceState"), TYPING_MS);
     else change(fromForm);

@@ -1,15 +1,15 @@
-/* The metrics of one run, by column, growing while it trains: only steps that are not here yet are fetched.
+/* The metrics of one run, by column, growing while it trains: only new steps are fetched.
      const series = Oppo.series(runId, ["objective/kl", "bubble/*"]);  await series.update(summary);  series.get("objective/kl") → {step, x, y, low, high, thinned}
-   Of a long run a row stands for many steps: y is their mean, low and high are their extremes. A zoom brings the steps themselves. */
+   In a long run a row merges many steps: y is their mean, low and high their extremes. Zooming fetches the steps themselves. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
-  const MAX_POINTS = 2000, REFETCH_AT = 3000;            // appended points are raw; past this the server thins them out again
+  const MAX_POINTS = 2000, REFETCH_AT = 3000;            // appended points are raw; beyond this number all are fetched again, thinned by the server
 
   Oppo.series = function (runId, keys) {
     const takenUp = Oppo.run.takenUp();
     let columns = {}, lastStep = 0, axis = "step", anew = true;
-    let near = null, range = null;                       // the columns of a zoomed range, where rows stand for many steps
+    let near = null, range = null;                       // the columns of a zoomed range of merged steps
 
     const empty = { step: [], x: [], y: [], low: [], high: [], thinned: false };
     const get = (key) => (near || columns)[key] || empty;
@@ -42,7 +42,7 @@
     const fetch = (query) => Oppo.api.get(`runs/${runId}/metrics`, { keys: keys.join(","), x: axis, max_points: MAX_POINTS, ...query });
     function setAxis(name) { axis = name; anew = true; near = range = null; }
 
-    /* Fetches the steps of a range of the axis, `[from, to]`, or forgets them (null). Resolves to whether anything changed. */
+    /* Fetches the steps of a range of the axis, `[from, to]`; null drops them. Resolves to whether anything changed. */
     async function zoom(wanted) {
       const had = near !== null;
       range = wanted;
@@ -55,15 +55,15 @@
       return true;
     }
 
-    /* The index of the point nearest to `x`, -1 when there is none. */
+    /* The index of the point nearest to `x`, -1 if there is none. */
     function nearest(list, x) {
       let lo = 0, hi = list.length - 1;
       if (hi < 0) return -1;
       while (lo < hi) { const mid = (lo + hi) >> 1; if (list[mid] < x) lo = mid + 1; else hi = mid; }
       return lo > 0 && x - list[lo - 1] < list[lo] - x ? lo - 1 : lo;
     }
-    /* `key`, read at the steps of another column; where it has no point, `otherwise`. Thinned columns keep different steps, so
-       the nearest within one gap counts. */
+    /* `key` at the steps of another column; `otherwise` where it has no point. Thinned columns keep different steps, so the
+       nearest within one gap counts. */
     function along(key, steps, otherwise) {
       const column = get(key), gap = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : 1;
       return steps.map((step) => {

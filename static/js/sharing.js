@@ -1,4 +1,4 @@
-/* Sharing: device-hours by week, one stack a team. */
+/* Sharing: device-hours per week, one stack per team. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { el } = Oppo;
@@ -12,8 +12,8 @@
   const weeks = [...new Set(usage.flatMap((entry) => entry.weeks.map((w) => w.week)))].sort();
   const hoursOf = (entry) => weeks.map((week) => entry.weeks.filter((w) => w.week === week).reduce((sum, w) => sum + w.device_hours, 0));
   function draw() {
-    // Plotly reads a few tags in names, and a team's name is anybody's text.
-    const width = Math.min(0.65, WIDEST_PX * weeks.length / Math.max(1, plot.clientWidth));        // of a week's place: one week alone is no wall
+    // Plotly interprets some tags in names, and any user can name a team.
+    const width = Math.min(0.65, WIDEST_PX * weeks.length / Math.max(1, plot.clientWidth));        // of a week's width: a single week is not a wall
     const data = usage.map((entry, i) => ({ type: "bar", x: weeks, y: hoursOf(entry), name: entry.team.replace(/[<>&]/g, " "), marker: { color: T.run(i + 1) }, hovertemplate: "%{y:.1f} h" }));
     const layout = T.layout({ barmode: "stack", bargap: 1 - width, hovermode: "x unified", xaxis: { type: "category" }, margin: { l: 62 }, yaxis: { rangemode: "tozero", tickformat: ",", title: { text: "device-hours" } } });
     Plotly.react(plot, data, layout, T.config);

@@ -1,4 +1,4 @@
-/* Reading and changing a spec, which is plain data, by dotted path; finding a path in YAML text. */
+/* Reads and changes a spec (plain data) by dotted path; finds a path in YAML text. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -12,7 +12,7 @@
     at[last] = value;
   }
   const copy = (data) => JSON.parse(JSON.stringify(data));
-  /* How many leaves differ. Null and absent are the same: the schema's "empty". */
+  /* Number of different leaves. Null and absent are equal: both mean "empty" in the schema. */
   function differences(a, b) {
     if (isMap(a) || isMap(b)) {
       const keys = new Set([...Object.keys(isMap(a) ? a : {}), ...Object.keys(isMap(b) ? b : {})]);
@@ -20,7 +20,7 @@
     }
     return JSON.stringify(a ?? null) === JSON.stringify(b ?? null) ? 0 : 1;
   }
-  /* [start, end] of the line that holds `path` in block-style YAML, or of its nearest parent; null when neither is there. */
+  /* [start, end] of the line with `path` in block-style YAML, or of its nearest parent; null if neither is present. */
   function lineOf(text, path) {
     const wanted = path.split(".");
     let depth = 0, indents = [-1], from = 0, found = null;

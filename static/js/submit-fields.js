@@ -4,7 +4,7 @@
   const Oppo = window.Oppo, { el, icon, spec: S } = Oppo;
   const $ = (id) => document.getElementById(id);
 
-  /* A number as a person types it; what is no number goes through as text, so that the server can say what is wrong. */
+  /* A typed number; other text is passed unchanged, so that the server can report the error. */
   function parse(kind, text) {
     const t = text.trim();
     if (kind === "text") return text;
@@ -53,7 +53,7 @@
       critic: (input, spec) => (input.value.startsWith("path:") ? { path: input.value.slice(5) } : input.value === "tiny:" ? S.get(spec, "models.critic") : input.value),
       prompts: (input) => input.value,
     };
-    /* Show `spec`; the input that has the focus keeps what was typed. */
+    /* Show `spec`; the focused input keeps its text. */
     function fill(spec) {
       inputs.forEach((input) => {
         const value = S.get(spec, input.dataset.path), special = SHOW[input.dataset.kind];
@@ -66,7 +66,7 @@
       const read = READ[input.dataset.kind];
       S.set(spec, input.dataset.path, read ? read(input, spec) : parse(input.dataset.kind, input.value));
     }
-    /* The field that a problem belongs to: its own path, a path inside it, or the section that it is in. */
+    /* The field of a problem: its own path, a path inside it, or its section. */
     function fieldOf(path) {
       return inputs.find((i) => i.dataset.path === path) || inputs.find((i) => path.startsWith(`${i.dataset.path}.`)) || (path && inputs.find((i) => i.dataset.path.startsWith(`${path}.`))) || null;
     }

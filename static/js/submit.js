@@ -1,5 +1,5 @@
-/* Submit: one spec, seen as form and as YAML. Every change is checked by the server, which answers with the complaints and the
-   spec in both shapes; what it says is final, nothing is validated here. */
+/* Submit: one spec, shown as form and as YAML. The server checks every change and returns the problems and the spec in both
+   forms; nothing is validated here. */
 (function () {
   "use strict";
   const { Oppo } = window, { el, icon, setText, format: f, spec: S } = Oppo;
@@ -9,7 +9,7 @@
   const { spec: start, catalogue, presets, fork } = Oppo.readJson("submit-data");
   let spec = S.copy(start), from = "form", view = "form", timer = 0, asked = 0, sending = false, named = Boolean(fork);
   let verdict = { ok: false, problems: [], pending: true };
-  let tried = { text: "", key: "" };                     // what was submitted last, and the key with which it is one run
+  let tried = { text: "", key: "" };                     // the last submission, and its idempotency key
   const fields = Oppo.submitFields(form, catalogue, (input) => {
     if (input === nameBox) named = true;
     fields.write(input, spec);
@@ -20,7 +20,7 @@
   /* --- one spec, two views -------------------------------------------------------------------------------- */
   function changed(side) {
     from = side;
-    asked += 1;                                          // an answer that is on its way is about what stood here before
+    asked += 1;                                          // a running request is about the previous text
     verdict = { ...verdict, pending: true };
     showSend();
     plan();
@@ -39,7 +39,7 @@
       if (passes(e)) checkLater();
       return showVerdict();
     }
-    if (mine !== asked) return;                          // a newer change is on its way
+    if (mine !== asked) return;                          // a newer request is running
     $("signed-out").hidden = true;
     verdict = { ok: reply.ok, problems: reply.problems, pending: false };
     if (side === "form" && reply.yaml) yaml.value = reply.yaml;
@@ -48,13 +48,13 @@
     fill();
     showVerdict();
   }
-  /* Whether the same may be answered otherwise later, without a change here. */
+  /* Whether the server may give another answer later without a change here. */
   const passes = (e) => !(e instanceof Oppo.ApiError) || e.status >= 500 || [401, 409, 429].includes(e.status);
   function checkLater() {
     clearTimeout(timer);
     timer = setTimeout(check, RETRY_MS);
   }
-  Oppo.signedOut = () => {                               // whichever call was told so; a login in another tab ends it
+  Oppo.signedOut = () => {                               // for any request; a login in another tab ends it
     $("signed-out").hidden = false;
     checkLater();
   };
@@ -67,7 +67,7 @@
     if (changes) setText(changes, `, ${count === 0 ? "no changes" : `${count} change${count === 1 ? "" : "s"}`}`);
     plan();
   }
-  function suggestName() {                               // until the reader names it
+  function suggestName() {                               // until the user names it
     if (named) return;
     const actor = S.get(spec, "models.actor.path"), preset = form.querySelector('[name="preset"]:checked');
     const words = [actor && actor.split("/").pop(), preset && preset.value].filter(Boolean).join(" ").replace(/[^A-Za-z0-9._ -]/g, "-");
@@ -89,7 +89,7 @@
     showVerdict();
   }
 
-  /* --- what the server said --------------------------------------------------------------------------------- */
+  /* --- the server's reply ----------------------------------------------------------------------------------- */
   function go(problem) {
     if (view === "yaml") {
       const line = S.lineOf(yaml.value, problem.path);
@@ -151,7 +151,7 @@
     const wanted = body();
     try {
       const run = await Oppo.api.postOnce("runs", wanted, keyFor(wanted));
-      tried = { text: "", key: "" };                     // who comes back and submits the same again wants another run
+      tried = { text: "", key: "" };                     // submitting the same again after coming back is another run
       location.href = run.url;
       return;
     } catch (error) {
@@ -160,13 +160,13 @@
     sending = false;
     showVerdict();
   }
-  /* The same for every try of the same spec: it is one run then, also when the first one's answer was lost. */
+  /* The same for every attempt to submit the same spec: they create one run, also when the first response was lost. */
   function keyFor(wanted) {
     const text = JSON.stringify(wanted);
     if (text !== tried.text) tried = { text, key: Array.from(crypto.getRandomValues(new Uint32Array(4)), (n) => n.toString(16)).join("-") };
     return tried.key;
   }
-  /* Complaints want a change first; after anything else the button may be tried again. */
+  /* Problems require a change first; after any other error the button can be used again. */
   function refused(error) {
     const told = error instanceof Oppo.ApiError, problems = error.errors || [];
     verdict = { ok: problems.length === 0, pending: false, problems, failed: told ? error.message : "The server did not respond." };

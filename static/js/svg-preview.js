@@ -1,6 +1,6 @@
-/* A chart's lines and bands as plain SVG, where Plotly will draw them, so that there is something to see before Plotly is read.
-     Oppo.preview(plot, made, end)   made: {data, layout, column} as training-charts.js makes it; end: of the x axis
-   It goes when Plotly has drawn: Oppo.preview.remove(plot). No ticks, no cursor: those come with Plotly. */
+/* A chart's lines and bands as plain SVG, shown until Plotly is loaded.
+     Oppo.preview(plot, made, end)   made: {data, layout, column} of training-charts.js; end: of the x axis
+     Oppo.preview.remove(plot)       once Plotly has drawn. The preview has no ticks and no cursor. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {}), T = window.OppoTheme, f = Oppo.format;
@@ -13,7 +13,7 @@
     return made;
   }
   const drawn = (data) => data.filter((t) => t.visible !== false && t.mode === "lines" && t.x.length);
-  /* As Plotly chooses it: a twentieth of the height free above and below. */
+  /* As Plotly chooses it: 5 % of the height free above and below. */
   function rangeOf(made) {
     const { range, rangemode } = made.layout.yaxis || {};
     if (range) return range;

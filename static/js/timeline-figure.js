@@ -1,11 +1,11 @@
-/* The steps in the window as a Plotly figure, made by the server for pages and notebooks alike: to look at, and to take away as a
-   picture. Plotly is a megabyte that the timeline itself does not need, so it is fetched when a figure is asked for. */
+/* The steps in the window as a Plotly figure, made by the server for pages and notebooks, to view and to download. Plotly is a
+   megabyte that the timeline itself does not need, so it is fetched when a figure is requested. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T } = window, { run, setText } = Oppo;
   const $ = (id) => document.getElementById(id);
   const dialog = $("figure-dialog"), plot = $("figure-plot"), told = $("figure-told");
-  const LEGEND_FROM_PX = 640;                            // narrower, the page's own legend has to do
+  const LEGEND_FROM_PX = 640;                            // narrower, the page's own legend must suffice
   let steps = null, shown = null, loaded = null;
 
   function plotly() {

@@ -1,18 +1,18 @@
-/* From the API's steps (columns, as the engine wrote them) to what the timeline paints: devices with lanes, spans, bubbles,
-   hand-over links, deferred sequences. Times in seconds from the first step held; steps are laid end to end, because a resumed
-   attempt starts its clock anew and not every step need be recorded. From afar several steps come merged in one. */
+/* Converts the API's steps (columns, as the engine wrote them) to what the timeline paints: devices with lanes, spans, bubbles,
+   chunk links, deferred sequences. Times in seconds from the first loaded step; steps are placed end to end, because a resumed
+   attempt restarts its clock and not every step is recorded. Zoomed out, several steps are merged. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
   const FORWARD = ["score", "actor-prefill", "actor-forward"];
 
-  /* The colour of a span: the hue is the model, the depth the kind of work. */
+  /* The colour of a span: the hue is the model, the shade the kind of work. */
   function colourOf(phase, role) {
     if (phase === "decode" || phase.endsWith("checkpoint") || phase.startsWith("update-")) return phase;
     if (FORWARD.includes(phase)) return role === "actor" ? "actor-forward" : `${role}-prefill`;
     return phase.endsWith("-prefill") ? phase : "weight-sync";
   }
-  function devicesOf(reply) {                            // a role that worked on a device without being announced gets its lane, too
+  function devicesOf(reply) {                            // a role that worked on a device without being announced gets a lane, too
     const worked = reply.steps.flatMap((step) => step.device.map((device, i) => `${device} ${step.role[i]}`));
     const lanes = new Set([...reply.lanes.map(([device, role]) => `${device} ${role}`), ...worked]);
     return reply.devices.map((id) => ({ id, roles: [...lanes].map((lane) => lane.split(" ")).filter(([device]) => device === id).map(([, role]) => role) }));
@@ -22,7 +22,7 @@
       colour: colourOf(step.phase[i], step.role[i]), a: start + shift, b: step.end_s[i] + shift, chunk: step.chunk[i], rows: step.rows[i], id: step.chunk[i] ? `${step.step}.${step.chunk[i]}` : null }))
       .filter((span) => span.dev !== undefined);
   }
-  /* Where a chunk goes once it is decoded: to every scorer that read the same chunk number. */
+  /* The scorers' spans that prefilled a decoded chunk. */
   function linksOf(spans) {
     const decoded = new Map();
     spans.forEach((s) => { if (s.id && s.phase === "decode" && !(decoded.has(s.id) && decoded.get(s.id).b >= s.b)) decoded.set(s.id, s); });
@@ -36,7 +36,7 @@
     }));
     return [...byId.values()].sort((p, q) => p.segments[0].a - q.segments[0].a || p.id - q.id);
   }
-  /* Of merged steps the server names the worst bubbles: their lengths are true, their places are found when one goes there. */
+  /* For merged steps the server names the worst bubbles: their lengths are exact, their positions are fetched when selected. */
   function farAway(reply, index) {
     return reply.worst.filter((x) => index.has(x.device)).map((x) => ({ step: x.step, last: x.step, dev: index.get(x.device), cause: x.cause, a: 0, b: x.length_s, words: x.words, away: true }));
   }
@@ -50,7 +50,7 @@
       const ends = (test, pick, otherwise) => spans.filter((s) => test(s.phase)).reduce((at, s) => pick(at, s), otherwise);
       const marks = step.merged > 1 ? [] : [ends((p) => p === "decode", (at, s) => Math.max(at, s.b), from), ends((p) => p.startsWith("update-"), (at, s) => Math.min(at, s.a), to)];
       const bubbles = step.idle.filter(([d]) => index.has(d)).map(([d, cause, a, b]) => ({ step: step.step, last: step.to_step || step.step, dev: index.get(d), cause, a: a + shift, b: b + shift }));
-      const told = new Set([...spans, ...bubbles].map(({ dev }) => dev));    // an earlier attempt's steps tell nothing of newer devices
+      const told = new Set([...spans, ...bubbles].map(({ dev }) => dev));    // steps of an earlier attempt have no data for newer devices
       model.steps.push({ n: step.step, last: step.to_step || step.step, a: from, b: to, marks, told });
       model.spans.push(...spans);
       model.links.push(...linksOf(spans));

@@ -1,5 +1,5 @@
-/* Paints the timeline on two canvases: lanes and minimap. Only what the window shows is drawn, so the whole trace and one chunk
-   cost the same. Canvas, because thousands of spans as DOM nodes freeze a laptop; the table below it is the accessible twin. */
+/* Paints the timeline on two canvases: lanes and minimap. Only the window is drawn, so the whole trace and one chunk cost the
+   same. Canvas, because thousands of spans as DOM nodes are too slow; the table below it is the accessible equivalent. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {}), T = window.OppoTheme, { brief } = Oppo.format;
@@ -90,7 +90,7 @@
       gutter(g, w, h);
       mini();
     }
-    function tracks(g, w) {                              // an empty lane: the role waits, its device works elsewhere
+    function tracks(g, w) {                              // an empty lane: the role waits while its device does other work
       g.fillStyle = T.fade(colors.well, 0.65);
       state.lanes.forEach((l) => g.fillRect(state.gutter, l.y + 3, w, ROW - 6));
     }
@@ -126,7 +126,7 @@
         state.boxes.push({ a, b, y, h: tall, item: x });
       });
     }
-    function chip(g, a, wide, y, bubble) {               // the longest wording that fits
+    function chip(g, a, wide, y, bubble) {               // the longest text that fits
       const words = [`${bubble.cause} ${brief(bubble.b - bubble.a)}`, bubble.cause].find((t) => g.measureText(t).width + 12 <= wide);
       if (!words) return;
       const w = g.measureText(words).width + 8, x = a + wide / 2;
@@ -226,11 +226,11 @@
       const [a, b] = (state.ghost || [stepAt(view.a), stepAt(view.b)]).map(stripX), wide = Math.max(8, b - a);
       g.fillStyle = T.fade(colors.accent, 0.22); g.fillRect(a, 0, wide, h); g.strokeStyle = colors.accent; g.lineWidth = 2; g.strokeRect(a, 1, wide, h - 2); g.lineWidth = 1;
     }
-    function stepAt(t) {                                 // as a number of steps trained, fractions included
+    function stepAt(t) {                                 // as a number of steps trained, with fractions
       const all = state.model.steps, s = all.find((q) => t < q.b) || all[all.length - 1];
       return s ? s.n - 1 + (s.last - s.n + 1) * Math.max(0, Math.min(1, (t - s.a) / (s.b - s.a))) : 0;
     }
-    function timeAtStep(p) {                             // the other way round; where no step is held, the nearest end
+    function timeAtStep(p) {                             // the inverse; outside the loaded steps, the nearest end
       const all = state.model.steps, s = all.find((q) => p < q.last) || all[all.length - 1];
       return s ? s.a + (s.b - s.a) * Math.max(0, Math.min(1, (p - s.n + 1) / (s.last - s.n + 1))) : 0;
     }

@@ -1,5 +1,5 @@
 /* The strip of the whole run above the lanes: drag the window, its edges, or a new one; by keyboard arrows move and + − zoom.
-   Only the strip follows while the window moves, the lanes when it rests: nothing is fetched on the way. */
+   While the window moves only the strip is redrawn; lanes follow when it stops, so nothing is fetched in between. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -11,7 +11,7 @@
     let drag = null, timer = 0;
     const clip = (p) => Math.max(0, Math.min(acts.last(), p));
     const at = () => state.ghost || acts.at();
-    function moved([from, to], by) {                     // as wide as before, within the run
+    function moved([from, to], by) {                     // same width, within the run
       const shift = Math.max(-from, Math.min(acts.last() - to, by));
       return [from + shift, to + shift];
     }
@@ -19,7 +19,7 @@
       state.ghost = window_;
       acts.paint();
     }
-    /* Until the lanes are there, the next key goes on from where this one led. */
+    /* Until the lanes are loaded, the next key continues from the position of the last one. */
     async function rest() {
       const window_ = state.ghost;
       clearTimeout(timer);

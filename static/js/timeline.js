@@ -1,4 +1,4 @@
-/* Timeline tab: loads the steps in view, follows the run while it trains, explains bubbles, keyboard and pointer. */
+/* Timeline tab: loads the steps in view, follows the run while it trains, explains bubbles, handles keyboard and pointer. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T } = window, { run, el, format: f, setText } = Oppo;
@@ -12,7 +12,7 @@
   const linked = (/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("window") || "") || []).slice(1).map(Number);
   let reply = null, follow = true, loading = false, again = false, outdated = false, queued = 0, resting = 0, asked = 0;
 
-  /* --- why, and what would help: no figure that was not measured ---------------------------------------- */
+  /* --- cause and remedy: only measured figures ---------------------------------------------------------- */
   const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
   const WHY = {
     decode: overlap.intra_step === "off" ? "The scorers have no input until decoding ends. overlap.intra_step: per_chunk sends each chunk to them as soon as it is decoded."
@@ -39,7 +39,7 @@
   }
   async function load(from, to) {
     const mine = asked, next = await fetchSteps(from, to);
-    if (mine !== asked) return;                          // the reader has gone elsewhere meanwhile
+    if (mine !== asked) return;                          // the window has moved meanwhile
     accept({ ...next, from: Math.max(1, from), to });
     if (reply.steps.length) zoomTo("steps");
   }
@@ -54,7 +54,7 @@
     accept({ ...reply, ...more, steps, from: steps[0].step, to });
     if (was) zoomTo(was); else show(state.model.length - wide + 0.02 * wide, state.model.length + 0.02 * wide);
   }
-  /* Steps that are held may have been trained again. Where the run has not come that far yet, its newest ones are shown. */
+  /* Loaded steps may have been trained again. If the run is not that far yet, its newest steps are shown. */
   async function anew(summary) {
     if (follow) return load(summary.step - HELD + 1, Math.max(1, summary.step));
     if (zoomed === "run") return zoomTo("run");
@@ -103,7 +103,8 @@
   const last = () => run.summary.step, inSteps = () => [painter.stepAt(view.a), painter.stepAt(view.b)], stepsOf = (x) => (x.last > x.step ? `steps ${f.whole(x.step)}–${f.whole(x.last)} together` : `step ${f.whole(x.step)}`);
   const covers = (from, to) => reply && from > reply.from - 1.01 && to < reply.to + 0.01;
   const isFine = (wide) => !reply.far || (wide > NEAR && (3 * wide >= reply.to - reply.from || reply.steps.every((s) => s.merged === 1)));
-  /* Show this window, loading what it needs: every span of a few steps, or many steps merged, with as much again around. */
+  /* Show this window and load its steps: every span of a few steps, or many merged steps, with the same length again on both
+     sides. */
   async function goTo(from, to) {
     const wide = to - from, room = wide > NEAR ? wide / 2 : Math.max(0, Math.min(HELD / 2, (MOST - wide - 2) / 2));
     const first = Math.max(1, Math.floor(from - room) + 1), end = Math.min(last(), Math.ceil(to + room));
@@ -120,7 +121,7 @@
   const go = (from, to) => goTo(from, to).catch(stale);
   const wholeRun = () => go(0, last());
   const clip = (p) => Math.max(0, Math.min(last(), p));
-  /* The window rests: the address says where, and a merged picture gives way to a finer one. */
+  /* The window has stopped moving: update the address, and replace merged steps by finer ones. */
   function rest() {
     if (!reply || !state.model.steps.length) return;
     const [from, to] = inSteps(), asText = (p) => String(Math.round(p * 100) / 100);
@@ -128,7 +129,7 @@
     if (reply.far && !isFine(to - from)) go(from, to);
     traceLink(...inWindow());
   }
-  function traceLink(first, end) {                       // a trace holds fewer steps than the picture
+  function traceLink(first, end) {                       // a trace contains fewer steps than the timeline
     const link = $("trace");
     if (end - first >= 50) { link.removeAttribute("href"); link.setAttribute("aria-disabled", "true"); return; }
     link.href = `/api/v1/runs/${run.id}/trace.json?from_step=${first}&to_step=${end}`;
@@ -138,7 +139,7 @@
     if (queued) return;
     queued = requestAnimationFrame(() => { queued = 0; painter.draw(); range(); });
   }
-  /* The first and the last step in the window, without those of which no more than an edge is in it. */
+  /* The first and the last step in the window, without steps of which only an edge is visible. */
   function inWindow() {
     const all = state.model.steps, newest = all[all.length - 1].last, ofStep = state.model.length / (newest - all[0].n + 1);
     const edge = Math.min((view.b - view.a) / 50, ofStep / 4);
@@ -158,7 +159,7 @@
     if (reply && by > 1 && view.b - view.a >= 0.98 * state.model.length && (reply.from > 1 || reply.to < last())) return widen();
     return show(at - (at - view.a) * by, at + (view.b - at) * by);
   }
-  function widen() {                                     // beyond what is held
+  function widen() {                                     // beyond the loaded steps
     const [from, to] = inSteps(), half = Math.max(1, to - from);
     return go(clip(from - half / 2), clip(to + half / 2));
   }
@@ -167,7 +168,7 @@
     const shift = Math.max(-from, Math.min(last() - to, by * (to - from)));
     return beyond ? go(from + shift, to + shift) : show(view.a + by * (view.b - view.a), view.b + by * (view.b - view.a));
   });
-  async function near(then) {                            // the same place, every span of it
+  async function near(then) {                            // the same position, with every span
     if (state.model.far) { const step = Math.floor((inSteps()[0] + inSteps()[1]) / 2); await go(step, step + 1); }
     if (!state.model.far) then();
   }
@@ -192,7 +193,7 @@
     if (!["in", "out"].includes(name)) { zoomed = name; range(); }
   }
 
-  /* --- lists beside and below ----------------------------------------------------------------------------- */
+  /* --- lists beside and below the lanes -------------------------------------------------------------------- */
   function lists() {
     const model = state.model, steps = model.steps;
     const words = !steps.length ? "" : steps.length === 1 ? stepsOf({ step: steps[0].n, last: steps[0].last }) : `steps ${f.whole(steps[0].n)}–${f.whole(steps[steps.length - 1].last)}`;
@@ -223,7 +224,7 @@
     setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.brief(x.b - x.a)} in ${stepsOf(x)}`);
     setText(box.querySelector("p"), WHY[x.cause]);
   }
-  /* The same bubble among those held now. Its place changes with what is held, its length does not. */
+  /* The same bubble among the loaded ones. Its position depends on what is loaded, its length does not. */
   function sameNow(x) {
     const alike = state.model.far ? [] : state.model.bubbles.filter((y) => y.step === x.step && y.dev === x.dev && y.cause === x.cause);
     const off = (y) => Math.abs(y.b - y.a - (x.b - x.a));

@@ -1,4 +1,4 @@
-/* What each chart of the Training tab shows: pure functions from the run's series to Plotly traces, layout and a reading. */
+/* The charts of the Training tab: pure functions from the run's series to Plotly traces, layout and a reading. */
 (function () {
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
@@ -6,7 +6,7 @@
   const PLAIN = { kl: "objective/kl", entropy: "actor/entropy", clipfrac: "actor/pg_clipfrac", vf: "critic/vf_loss", ev: "critic/vf_explained_var",
     step_time: "timing_s/step", delta: "oppo/overcommit", chunk: "oppo/chunk_size" };
   const KEYS = [SCORE, ...QUANTILES, "response_length/mean", ...Object.values(PLAIN), "busy/*", "bubble/*", "idle_s/*"];
-  const NEAR = 0.6;                                      // of an alert's threshold, from where on it is drawn
+  const NEAR = 0.6;                                      // fraction of an alert's threshold from which it is drawn
   const BIG_CAUSES = ["decode", "update", "score", "tail"], SMALL_CAUSES = ["weights", "data", "checkpoint", "eval", "unknown"];
 
   const endLabel = (x, y, text, color) => ({ x, y, text, xanchor: "left", xshift: 4, showarrow: false, font: { size: 11, color: color || T.css("--text-3") } });
@@ -15,12 +15,12 @@
   const last = (list) => list[list.length - 1];
   const lastKnown = (list) => { for (let i = list.length - 1; i >= 0; i--) if (f.known(list[i])) return i; return -1; };
 
-  /* What lies between the extremes of the steps that a row stands for; its edge is drawn, or a spike of one step would be too faint. */
+  /* The extremes of the steps that a row merges; with an outline, so that a spike of one step is visible. */
   function spread(column, color) {
     if (!column.thinned) return [];
     return T.band(column.x, column.low, column.high, color, 0.16).map((trace) => ({ ...trace, line: { width: 0.75, color: T.fade(color, 0.4) } }));
   }
-  /* A cross where the line breaks, because a value is not a number. */
+  /* A cross where the line breaks because a value is not a number. */
   function gaps(column) {
     const at = column.y.flatMap((y, i) => (y === null ? [i] : []));
     if (!at.length) return [];
@@ -34,7 +34,7 @@
       { x: column.x, y: column.y, mode: "lines", line: { width: 1, color: T.fade(color, v.weight ? 0.28 : 1) }, hoverinfo: "none" },
       { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 }, ...gaps(column)] };
   }
-  /* Labels at the ends of lines, pushed apart so that none covers another; `gap` in the axis' own units. */
+  /* Labels at the ends of lines, moved apart so that none covers another; `gap` in the axis' own units. */
   function apart(labels, gap) {
     const sorted = labels.slice().sort((a, b) => a.y - b.y);
     for (let i = 1; i < sorted.length; i++) if (sorted[i].y - sorted[i - 1].y < gap) sorted[i].y = sorted[i - 1].y + gap;
@@ -58,7 +58,7 @@
     }
     return made;
   }
-  /* Where the team's alert opens, once the values come near to it. */
+  /* The threshold of the team's alert, once the values come near it. */
   function alertLine(made, values, limit, text) {
     const top = Math.max(...values.filter(f.known));
     if (!f.known(limit) || !(top > NEAR * limit)) return made;
@@ -83,7 +83,7 @@
     const capped = cap && top > 0.75 * cap, high = 1.1 * (capped ? cap : top);
     const labels = apart(columns.map((c, k) => endLabel(p50.x[i], last(c.y), names[k])), 0.055 * high);
     const layout = { yaxis: { range: [0, high], tickformat: ",d" }, annotations: labels };
-    if (capped) {                                        // drawn only where it binds
+    if (capped) {                                        // drawn only where it is reached
       layout.shapes = [level(cap)];
       layout.annotations.push(levelLabel(cap, `cap ${f.whole(cap)}`, true));
     }
@@ -91,7 +91,7 @@
       { x: p50.x, y: p50.y, mode: "lines", line: { width: 2, color }, hoverinfo: "none" }],
     say: (k) => [f.whole(p50.y[k]), `tokens, median · p90 ${f.whole(columns[4].y[k])}`] };
   }
-  /* The rest holds checkpoints and evaluations, whose spikes are the message: it is never smoothed. */
+  /* The others show checkpoints and evaluations, whose spikes matter: never smoothed. */
   function bubble(v) {
     const { base, bubble: whole, shares } = Oppo.idleShares(v.series, Oppo.run.devicesOf(v.summary.latest || {}), Oppo.run.CAUSES), i = base.step.length - 1;
     const rest = base.step.map((_, k) => SMALL_CAUSES.reduce((sum, cause) => sum + shares[cause][k], 0));
@@ -128,7 +128,7 @@
             text: dots.map(({ d }) => wrapped(d)), hovertemplate: "%{text}<extra></extra>" }] };
     };
   }
-  function wrapped(d) {                                  // Plotly reads a little HTML: the reason is shown as text
+  function wrapped(d) {                                  // Plotly interprets some HTML: the reason is shown as text
     const safe = d.reason.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]);
     const lines = safe.match(/.{1,60}(\s|$)/g) || [safe];
     return `<b>step ${d.step}: ${d.old === d.new ? `keeps ${f.plain(d.new)}` : `${f.plain(d.old)} → ${f.plain(d.new)}`}</b><br>${lines.join("<br>")}`;

@@ -1,6 +1,6 @@
-/* What the Training tab does before Plotly, which takes longest, is read: asks for the figures, and draws the first charts plainly.
-   Scripts that a page names as `<link rel="later">` are fetched and run after that, in their order: no megabytes of theirs are in
-   the way of the figures. */
+/* The Training tab before Plotly is loaded, which takes longest: fetches the metrics and draws the first charts as SVG.
+   Scripts named by `<link rel="later">` are fetched and run afterwards, in order, so that megabytes of code do not delay the
+   metrics. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, preview } = Oppo, { CHARTS, KEYS } = Oppo.trainingCharts;
@@ -15,7 +15,7 @@
   function ignored() {
     try { return localStorage.getItem("oppo-outliers") === "ignore"; } catch (e) { return false; }
   }
-  /* Where the axis of steps ends. */
+  /* The end of the step axis. */
   const endOf = (column) => Math.max(10, Math.ceil(1.12 * (column.x[column.x.length - 1] || 0)));
   const limit = (name) => { const { alertAbove } = document.getElementById(`plot-${name}`).dataset; return alertAbove ? Number(alertAbove) : null; };
   const limits = { kl: limit("kl"), bubble: limit("bubble") };
@@ -42,7 +42,7 @@
     });
   }
   asked.then(draw, () => { /* whoever waits for the figures says so */ })
-    .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are seen
-  setTimeout(readOn, LATEST_MS);                                           // also in a tab that is not shown
+    .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are visible
+  setTimeout(readOn, LATEST_MS);                                           // also in a background tab
   Oppo.trainingFirst = { series, asked, axis, view, endOf };
 })();

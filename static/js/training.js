@@ -1,4 +1,4 @@
-/* Training tab: fetches what is new, draws the charts that are in view, keeps cursor and zoom of the first four linked. */
+/* Training tab: fetches new points, draws the visible charts, links cursor and zoom of the first four. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
@@ -6,7 +6,7 @@
   const $ = (id) => document.getElementById(id);
   const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
-  const CHARACTER_PX = 7;                                // of a label's figures, at most
+  const CHARACTER_PX = 7;                                // maximum width of a label's character
   const inView = new Set(), drawn = {}, takenUp = run.takenUp();
   let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0, due = false;
 
@@ -15,7 +15,7 @@
     const { size, title } = Oppo.axisOf(view.axis, top);
     return { end: view.axis === "step" ? endOf(column) : Math.max(1, 1.12 * top), size, title };
   }
-  /* On a small chart the label at a line's end may be longer than the room that the axis leaves behind it. */
+  /* On a small chart the label at a line's end may be longer than the space behind it. */
   function marginOf(name, made, axis) {
     const { MARGIN } = Oppo.preview, { x } = made.column, labels = (made.layout.annotations || []).filter((a) => a.xanchor === "left" && a.xshift);
     const free = ($(`plot-${name}`).clientWidth - MARGIN.l - MARGIN.r) * (1 - (x[x.length - 1] || 0) / axis.end);
@@ -38,7 +38,7 @@
     const bare = { showticklabels: false, showgrid: false, zeroline: false }, text = view.summary.step ? "Not reported by this run" : view.summary.ended_at ? "The run ended before its first step" : "Appears after the first step";
     return T.layout({ ...base, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
   }
-  /* Round numbers in the axis' own unit; none at the right end, where the unit is named. Plotly's own once the reader zooms. */
+  /* Round numbers in the axis' own unit; none at the right end, where the unit is shown. Plotly's own ticks once the user zooms. */
   function ticks({ size, end }) {
     const length = end / size, power = 10 ** Math.floor(Math.log10(length / 8)), apart = Math.max(view.axis === "step" ? 1 : 0, [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 8));
     const vals = Array.from({ length: Math.floor((view.axis === "step" ? 0.93 : 0.78) * length / apart) + 1 }, (_, i) => i * apart);
@@ -53,7 +53,7 @@
     view.summary = run.summary;
     for (const name of Object.keys(CHARTS).filter((n) => inView.has(n))) {
       await drawOne(name);
-      if (!painted) await new Promise((done) => setTimeout(done));       // the first chart is on the screen before the next is drawn
+      if (!painted) await new Promise((done) => setTimeout(done));       // the first chart is painted before the next is drawn
       painted = true;
     }
     link();
@@ -65,17 +65,17 @@
     T.link(LINKED.map((name) => $(`plot-${name}`)), read);
     LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
   }
-  /* Kept here, because Plotly forgets at the next redraw what was not done by hand on that very chart. */
+  /* Stored here, because Plotly drops it at the next redraw unless the user changed that very chart. */
   function onZoom(e) {
     if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
     const whole = "xaxis.autorange" in e || (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
     if (whole ? zoomed === null : zoomed && zoomed[0] === e["xaxis.range[0]"] && zoomed[1] === e["xaxis.range[1]"]) return;
     zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
-    if (whole) resets += 1;                              // or the axis would not grow with the run any more
+    if (whole) resets += 1;                              // otherwise the axis would no longer grow with the run
     requestAnimationFrame(draw);
     series.zoom(zoomed).then((changed) => { if (changed) draw(); }, stale);
   }
-  function read(x) {                                     // the card's head says the figure under the cursor, or the newest
+  function read(x) {                                     // the header of the card shows the value under the cursor, or the newest
     Object.entries(drawn).forEach(([name, made]) => {
       if (!made.say || !$(`at-${name}`)) return;
       const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
@@ -99,16 +99,16 @@
     } finally {
       busy = false;
     }
-    if (!loaded) { loaded = true; await draw(); }        // what came into view meanwhile; or, without an answer, empty charts
+    if (!loaded) { loaded = true; await draw(); }        // draw charts that came into view meanwhile; without a response, empty ones
     if (again) { again = false; refresh(); }
   }
-  function stale(e) {                                    // the connection's own note says so; the next event or poll tries again
+  function stale(e) {                                    // the connection's status shows it; the next event or poll retries
     if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
   }
   async function decisions(summary) {
     if (takenUp(summary)) decisionsAt = -1;
     if (summary.step === decisionsAt) return;
-    const since = Math.max(0, decisionsAt - 1);          // a step's own may be told after it, so the last step is read again
+    const since = Math.max(0, decisionsAt - 1);          // a step's decision may arrive after it, so the last step is fetched again
     const fresh = await Oppo.api.all(`runs/${run.id}/decisions`, { since_step: since });
     view.decisions = [...view.decisions.filter((d) => d.step <= since), ...fresh];
     decisionsAt = summary.step;
@@ -123,7 +123,7 @@
       const name = e.target.id.replace("plot-", "");
       if (!e.isIntersecting) return inView.delete(name);
       inView.add(name);
-      if (loaded) drawOne(name).then(link);              // before the first answer there is nothing to draw
+      if (loaded) drawOne(name).then(link);              // before the first response there is nothing to draw
     });
   }, { rootMargin: "200px" });
 

@@ -1,22 +1,22 @@
-/* What the Utilization tab draws: pure functions from the run's series to Plotly traces, layout and a reading. */
+/* The charts of the Utilization tab: pure functions from the run's series to Plotly traces, layout and a reading. */
 (function () {
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
   const STEP = "timing_s/step";
-  /* Seconds of a step by what they went into, each in the colour that its spans have on the timeline. */
+  /* Seconds of a step by phase, in the timeline's colours. */
   const PHASES = [["timing_s/gen", "decode", "decode"], ["timing_s/score", "score", "reward-prefill"], ["timing_s/adv", "advantages", "actor-forward"], ["timing_s/update_actor", "update actor", "update-actor"],
     ["timing_s/update_critic", "update critic", "update-critic"], ["timing_s/sync_weights", "weights", "weight-sync"], ["timing_s/save_checkpoint", "checkpoint", "checkpoint"], ["timing_s/eval", "eval", "weight-sync"]];
   const MEMORY = "perf/max_memory_allocated_gb";
-  /* What the driver says, each in the colour of the work that it has most to do with. */
+  /* The driver's metrics, each in the colour of the most related phase. */
   const DRIVER = [["utilization", "NVML", "decode"], ["sm_util", "SM active", "update-actor"], ["sm_occupancy", "SM occupancy", "actor-forward"], ["tensor_util", "tensor cores", "reward-prefill"], ["dram_util", "memory", "update-critic"]];
   const KEYS = ["busy/*", "bubble/*", "idle_s/*", "nvml/*", "gpm/*", "overlap_factor", "decode_occupancy", STEP, MEMORY, ...PHASES.map(([key]) => key)];
-  const RAW = ["checkpoint", "eval"];                    // their spikes are the message: never smoothed
+  const RAW = ["checkpoint", "eval"];                    // their spikes matter: never smoothed
 
   const last = (list) => list[list.length - 1];
   const lastKnown = (list) => { for (let i = list.length - 1; i >= 0; i--) if (f.known(list[i])) return i; return -1; };
   const endLabel = (x, y, text, color) => ({ x, y, text, xanchor: "left", xshift: 4, showarrow: false, font: { size: 11, color: color || T.css("--text-3") } });
   const scaled = (column, by) => column.y.map((y) => (f.known(y) ? by * y : null));
-  /* Labels at the ends of lines, pushed apart so that none covers another; `gap` in the axis' own units. */
+  /* Labels at the ends of lines, moved apart so that none covers another; `gap` in the axis' own units. */
   function apart(labels, gap) {
     const sorted = labels.slice().sort((a, b) => a.y - b.y);
     for (let i = 1; i < sorted.length; i++) if (sorted[i].y - sorted[i - 1].y < gap) sorted[i].y = sorted[i - 1].y + gap;
@@ -39,7 +39,7 @@
     });
     return { column: base, data, layout: { hovermode: "x unified", margin: { r: 74 }, yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.05 * top) } };
   }
-  /* One metric: raw faint, smoothed on top, its newest figure at the end. */
+  /* One metric: raw faint, smoothed on top, its newest value at the end. */
   function line(key, { by = 1, write, axis }) {
     return (v) => {
       const column = v.series.get(key), color = T.run(v.colour), y = scaled(column, by), soft = T.ema(y, v.weight), i = lastKnown(soft);
@@ -48,7 +48,7 @@
       layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say: i < 0 ? "" : write(soft[i]) };
     };
   }
-  /* Side by side, not stacked: phases overlap, so they add up to more than the step. What is rare is drawn as dots. */
+  /* Side by side, not stacked: phases overlap, so their sum exceeds the step. Rare phases are drawn as dots. */
   function phases(v) {
     const whole = v.series.get(STEP), top = Math.max(0, ...whole.y.filter(f.known));
     const data = shownPhases(v).map(([key, name, hue]) => {
@@ -58,8 +58,7 @@
     data.push({ x: whole.x, y: whole.y, name: "whole step", mode: "lines", line: { width: 1.25, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
     return { column: whole, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] } } };
   }
-  /* (name of the metric, its name in the chart, colour) of what the driver tells of the GPUs that the run has now, whose figures are
-     known; of several NVML's figure alone. */
+  /* (metric, label, colour) of the driver's metrics for the GPUs that the run holds; with several GPUs only NVML's. */
   function driverLines(latest) {
     const told = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key) && f.known(latest[key])).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
     const several = new Set(told.map(({ device }) => device)).size > 1;

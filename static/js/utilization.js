@@ -1,4 +1,4 @@
-/* Utilization tab: how busy each device is, where its idle time goes, and how far the stages overlap; all from the run's spans. */
+/* Utilization tab: busy share of each device, causes of its idle time, and overlap of the stages; all from the run's spans. */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
@@ -10,7 +10,7 @@
   const charts = { ...CHARTS };
   let roles = null, busy = false, again = false, due = false;
 
-  /* What to do about a cause, for the one that costs most. */
+  /* Remedies, shown for the most expensive cause. */
   const REMEDY = {
     decode: "the scorers have processed all tokens and wait for the actor. Place them on fewer devices, or give the actor more.",
     tail: "only the last few responses are still decoding. A larger Δ keeps more rows on the device.",
@@ -36,7 +36,7 @@
     const range = [0, view.axis === "step" ? Math.max(10, Math.ceil(end)) : end || 1];
     return T.layout({ hovermode: "x", uirevision: view.axis, margin: { l: 48, r: 14, t: 8, b: 24, ...margin }, xaxis: { range, ...ticks(range[1]) }, ...more });
   }
-  /* Round numbers in a unit that fits the axis; the last one says which it is. */
+  /* Round numbers in a unit that fits the axis; the last tick shows the unit. */
   function ticks(end) {
     if (view.axis === "step") return { nticks: 7, tickformat: ",d" };
     const { size, word } = Oppo.axisOf(view.axis, end), length = end / size, power = 10 ** Math.floor(Math.log10(length / 6)), apart = [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 6);
@@ -55,7 +55,7 @@
     return el("section", { class: "card", "data-device": name }, el("div", { class: "card-head" }, el("h3", {}, name), el("span", { class: "muted roles" }), el("span", { class: "reading" }, el("b"), " busy")), el("div", { class: "plot plot-s", id: `plot-device-${name}` }),
       el("div", { class: "card-foot row" }, el("span", { class: "idle-words" })));
   }
-  /* Of many devices the least busy of the last steps, by name: cards that stay keep their place and their chart. */
+  /* Of many devices the least busy of the last steps, by name: persisting devices keep their position and chart. */
   function cards(busyOf) {
     const many = view.devices.length > MOST_CARDS, least = new Set(view.devices.slice().sort((a, b) => busyOf(a) - busyOf(b)).slice(0, MOST_CARDS));
     const shown = view.devices.filter((name) => least.has(name));
@@ -72,13 +72,13 @@
     roles = {};
     lanes.forEach(([name, role]) => { (roles[name] = roles[name] || []).push(role); });
   }
-  /* --- the last steps, unthinned -------------------------------------------- */
+  /* --- the last steps, all of them ------------------------------------------ */
   async function recent() {
     const since = Math.max(0, run.summary.step - RECENT);
     const { series: columns } = await Oppo.api.get(`runs/${run.id}/metrics`, { keys: "busy/*,bubble/*,idle_s/*,timing_s/step", since_step: since });
     const sum = (key) => ((columns[key] || {}).y || []).filter(f.known).reduce((a, b) => a + b, 0);
     const steps = ((columns["timing_s/step"] || {}).y || []).length || Math.max(0, ...Object.values(columns).map((c) => c.y.length));
-    const count = (d) => ((columns[`bubble/${d}`] || {}).y || []).filter(f.known).length;      // of how many of these steps it told
+    const count = (d) => ((columns[`bubble/${d}`] || {}).y || []).filter(f.known).length;      // number of these steps with data
     const of = (write) => view.all.reduce((all, d) => all + write(d), 0), told = Math.max(1, of(count));
     const bubble = of((d) => sum(`bubble/${d}`)) / told;
     const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, of((d) => sum(`idle_s/${d}/${cause}`))]));
@@ -104,7 +104,7 @@
   }
   function bar(cause, share) {
     const meter = el("span", { class: "cause-bar" }, share > 0 ? el("span", { class: "swatch-idle", "data-idle": cause }) : null);
-    if (meter.firstChild) meter.firstChild.style.width = `${100 * share}%`;    // through the style object, which a strict policy permits
+    if (meter.firstChild) meter.firstChild.style.width = `${100 * share}%`;    // through the style object, which a strict CSP permits
     return meter;
   }
   function unmeasured() {
@@ -133,7 +133,7 @@
         due = false;
       }
     } catch (e) {
-      // The connection's own note says that the page is stale.
+      // The connection's status shows that the page is outdated.
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       Oppo.again(e, refresh);
     } finally {
@@ -141,7 +141,7 @@
     }
     if (again) { again = false; refresh(); }
   }
-  /* The key to the phases' colours; a dashed line and two shapes are drawn as they are in the chart. */
+  /* The legend of the phases; a dashed line and two shapes are drawn as in the chart. */
   function legend() {
     const shape = (name, hue) => (["checkpoint", "eval"].includes(name) ? el("span", { class: "mark-shape", "data-shape": name, "data-phase": hue }) : el("span", { class: "swatch-line", "data-phase": hue }));
     $("phases-legend").replaceChildren(el("li", {}, el("span", { class: "key-line key-dash" }), "whole step"), ...shownPhases(view).map(([, name, hue]) => el("li", {}, shape(name, hue), name)));

@@ -1,10 +1,10 @@
-/* Word by word, what two texts share and what only one of them has. In any language: words are the browser's own.
+/* Word diff of two texts, in any language: words are those of the browser's segmenter.
      Oppo.wordDiff("the grey sea", "the blue sea") → [["same", "the "], ["gone", "grey"], ["new", "blue"], ["same", " sea"]]
    "same" and "gone" joined are the first text, "same" and "new" the second. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
-  const MOST_CELLS = 40e6;                               // 80 MB for a moment; longer texts are told as replaced
+  const MOST_CELLS = 40e6;                               // 80 MB for a moment; longer texts are shown as replaced
   const words = window.Intl && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "word" }) : null;
 
   const split = (text) => (words ? Array.from(words.segment(text), (s) => s.segment) : text.match(/\s+|\w+|[^\s\w]/gu) || []);
@@ -28,7 +28,7 @@
     while (j < b.length) found.push(["new", b[j++]]);
     return found;
   }
-  /* One piece a stretch. A space alone between two changes belongs to them, or the reader would see crumbs. */
+  /* One piece per stretch. A single space between two changes belongs to them, so that the diff has no tiny pieces. */
   function join(parts) {
     const found = [];
     let gone = "", fresh = "";
