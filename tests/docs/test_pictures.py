@@ -87,7 +87,7 @@ def test_what_the_page_says_of_the_drawings_is_what_they_show() -> None:
             assert f"idle {100 * idle['gpu:0']:.0f} %" in " ".join(page.split())
             assert f"{100 * idle['gpu:1']:.0f} %" in page
         else:
-            assert f"{1e6 * run.seconds / run.tokens:.0f} µs a trained token" in " ".join(page.split())
+            assert f"{1e6 * run.seconds / run.tokens:.0f} µs per trained token" in " ".join(page.split())
     # Streaming changes when, and not what.
     tokens = [[step["perf/total_num_tokens"] for step in by_name[name].metrics] for name in ("sequential", "intra")]
     assert tokens[0] == tokens[1]
