@@ -58,7 +58,8 @@ class Checkpoints(TypedDict):
 
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
 def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
-    """Newest step first, with the one from which the next attempt resumes, and those that can be downloaded."""
+    """Newest step first. `files` is `here` (the platform can read them), `deleted` or `elsewhere`; `resumes` marks the checkpoint
+    from which the next attempt resumes."""
     run = get_run_row(request, run_id)
     return Checkpoints(**paged(registered_checkpoints(run), limit, cursor, checkpoint_describer(run)))
 

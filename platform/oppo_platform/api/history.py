@@ -49,7 +49,9 @@ def list_events(
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> History | Any:
-    """State changes, requests, decisions and checkpoints, newest first. `kinds` separated by commas; all if empty."""
+    """State changes, requests, decisions, checkpoints and alerts, newest first. `kinds` separated by commas; all if empty. An
+    alert has its condition in `what`, its value in `new` and its threshold in `old`. `at` is null for decisions of older
+    versions."""
     run = get_run_row(request, run_id)
     requested: list[Any] = [word for word in kinds.split(",") if word]
     unknown = [word for word in requested if word not in KINDS]

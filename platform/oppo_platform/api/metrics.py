@@ -90,7 +90,8 @@ def show_metrics(
     since_step: SinceStep = 0,
     to_step: ToStep = MAX_STEP,
 ) -> telemetry.Metrics:
-    """Downsampled series keep their spikes."""
+    """Null where not finite. A series of more than `max_points` points is returned in that number of buckets: `step` and `x` are
+    the last of a bucket, `y` its mean (null if a point is not finite), and `low` and `high` its extremes."""
     return telemetry.metrics(get_run_row(request, run_id), _keys(names), x, max_points, _range(since_step, to_step))
 
 
@@ -106,7 +107,9 @@ def download_metrics(
     since_step: SinceStep = 0,
     to_step: ToStep = MAX_STEP,
 ) -> StreamingHttpResponse:
-    """Every recorded point, with every axis, as newline-delimited JSON."""
+    """Every recorded point as newline-delimited JSON, streamed: one step per line, ascending, with every axis. A metric without a
+    value in a step is missing there; null means not finite. `pandas.read_json(…, lines=True)` and `polars.read_ndjson` read
+    it."""
     run = get_run_row(request, run_id)
     points = export_metrics(run, _keys(names), _range(since_step, to_step))
     answer = StreamingHttpResponse(points, content_type="application/x-ndjson")
@@ -116,13 +119,13 @@ def download_metrics(
 
 @router.get("runs/{int:run_id}/usage", summary="Device-hours of a run")
 def show_usage(request: HttpRequest, run_id: RunId) -> DeviceHours:
-    """Time that devices were held by all attempts of the run, and the number that it holds now."""
+    """Device-hours of all attempts, from allocation to release, and the number of devices that the run holds now."""
     return run_device_hours(get_run_row(request, run_id), clock.now())
 
 
 @router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")
 def show_saving(request: HttpRequest, run_id: RunId) -> OverlapSavings:
-    """The run's spans laid end to end, one stage after another, against the measured time; seconds."""
+    """The time saved by overlap, computed from at most 1,000 recorded steps (docs/metrics.md, "Saved by overlap"); seconds."""
     return overlap_savings(get_run_row(request, run_id))
 
 
@@ -151,7 +154,12 @@ def compare_runs(
     group: Annotated[str, Query(description=GROUP)] = "",
     counted: Annotated[bool, Query(description="Also the smoothed reward by which the target counts as reached.")] = False,
 ) -> Comparison | HttpResponse:
-    """Curves, time to the target, speed-up by run and group, differing configuration and figures."""
+    """Curves, time to the target, speed-up by run and group, differing settings and figures.
+
+    `baseline` defaults to the first compared run that is pinned in its project, or else the first one. `group` is a path of the
+    spec, or `-seed` for all differing settings but the seed; the baseline is then its group. With `counted=true`, `counted` holds
+    the smoothed reward that decides when the target is reached (docs/comparing.md).
+    """
     ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
         return problem(422, f"`runs` must be 1 to {MOST_COMPARED} run ids, separated by commas.")

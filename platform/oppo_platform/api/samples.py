@@ -127,7 +127,7 @@ def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery])
 
 @router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded sample")
 def show_sample(request: HttpRequest, run_id: RunId, sample_id: SampleId) -> OneSample:
-    """The answer, and the figures of all answers to the same prompt."""
+    """The response, and the figures of at most 500 responses to the same prompt, oldest step first."""
     run = get_run_row(request, run_id)
     if sample_id > LARGEST_ID:
         raise SampleRow.DoesNotExist

@@ -53,7 +53,8 @@ def show_storage(request: HttpRequest, run_id: RunId) -> Taken:
 
 @router.get("storage", summary="Storage used by your teams' runs")
 def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Storage:
-    """Each with its quota and its largest runs."""
+    """Each with its quota (null: none), its largest runs, and `to_delete`: folders of deleted runs that still are on a node's
+    disk, or (node null) the platform's."""
     page = paged(list(visible_teams(caller(request))), limit, cursor)
     return Storage(items=teams_taken(page["items"]), next=page["next"])
 

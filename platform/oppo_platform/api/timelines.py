@@ -54,7 +54,12 @@ class Figure(TypedDict):
 
 @router.get("runs/{int:run_id}/timeline", summary="Timeline of all devices, in detail or downsampled")
 def show_timeline(request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None) -> Timeline:
-    """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
+    """At most 50 recorded steps with every span: the newest, or those from `from_step` on.
+
+    If both ends are given with more than 50 recorded steps between them, `far` is true: adjacent steps are merged until at most
+    5,000 spans are left, with `to_step` and the number `merged`. Lengths are then totals per device and phase or cause; positions
+    within a merged step have no meaning. `worst` has the ten longest bubbles of the range.
+    """
     return spans_of_run(get_run_row(request, run_id), from_step, to_step)
 
 
@@ -62,7 +67,8 @@ def show_timeline(request: HttpRequest, run_id: RunId, from_step: FirstStep = No
 def show_timeline_figure(
     request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None, theme: Theme = "light"
 ) -> Figure:
-    """`{"data", "layout"}` of the same steps as `timeline`, for `plotly.graph_objects.Figure` and `Plotly.newPlot`."""
+    """The same steps as `timeline`, for `plotly.graph_objects.Figure` and `Plotly.newPlot`: placed end to end, in seconds. Bars
+    over all lanes of a device are idle time, hatched by cause."""
     return timeline_figure(spans_of_run(get_run_row(request, run_id), from_step, to_step), theme)
 
 
