@@ -65,9 +65,9 @@ CHANGES: tuple[tuple[str, Changed | None, dict[str, Mapping[str, Any]]], ...] = 
     ("median length 1,024", answering(1024, 0.9), {}),
     ("longest answer 2,048", None, {"rollout": {"max_new_tokens": 2048}}),
     ("longest answer 8,192", None, {"rollout": {"max_new_tokens": 8192}}),
-    ("decode round 7.4 ms (eager kernels alone)", costing(7400, ROUND), {}),
-    ("decode round 3.2 ms (memory bandwidth alone)", costing(3200, ROUND), {}),
-    ("decode round 58 ms (twice as slow)", scaled(2, ROUND), {}),
+    ("decode step 7.4 ms (eager kernels alone)", costing(7400, ROUND), {}),
+    ("decode step 3.2 ms (memory bandwidth alone)", costing(3200, ROUND), {}),
+    ("decode step 58 ms (twice as slow)", scaled(2, ROUND), {}),
     ("decode row × 10", scaled(10, ROW), {}),
     ("MFU 0.54 (best measured)", scaled(MFU / 0.54, *READING, *BACKWARD), {}),
     ("MFU 0.2", scaled(MFU / 0.2, *READING, *BACKWARD), {}),
@@ -88,7 +88,7 @@ CHANGES: tuple[tuple[str, Changed | None, dict[str, Mapping[str, Any]]], ...] = 
     ("max_age 1", None, overlapping(max_age=1)),
     ("max_age 5", None, overlapping(max_age=5)),
     ("no padding", having(padded=False), {}),
-    ("everybody shares all 8 GPUs unless streaming", having(without_streaming="share"), {}),
+    ("all stages share all 8 GPUs unless streaming", having(without_streaming="share"), {}),
 )
 
 

@@ -111,7 +111,7 @@ def test_every_assumption_changes_one_thing() -> None:
     for case in cases.values():
         if case is not base:
             assert (case.spec, case.devices, case.baseline) != (base.spec, base.devices, base.baseline), case.name
-    doubled = cases["decode round 58 ms (twice as slow)"].devices.costs
+    doubled = cases["decode step 58 ms (twice as slow)"].devices.costs
     assert doubled.decode.round_us == 2 * base.devices.costs.decode.round_us
     assert doubled.actor == base.devices.costs.actor
 
