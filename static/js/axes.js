@@ -19,8 +19,8 @@
     return columns.reduce((best, column) => (end(column) > end(best) ? column : best), columns[0] || { step: [], x: [], y: [] });
   };
   Oppo.axisInAddress = function (usual) {
-    const asked = new URLSearchParams(location.search).get("x");
-    return AXES.includes(asked) ? asked : usual;
+    const param = new URLSearchParams(location.search).get("x");
+    return AXES.includes(param) ? param : usual;
   };
   Oppo.keepAxis = function (name, usual) {
     const url = new URL(location.href);

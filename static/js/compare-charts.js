@@ -62,15 +62,15 @@
   /* The range of the middle nine tenths of all points; the number of points outside is shown. */
   function middle(layout, name, drawn, v) {
     const columns = [...drawn.runs.values()].map((c) => ({ ...c, y: c.raw })), keep = name === "reward" ? [v.reply.target] : [];
-    const found = Oppo.outliers(columns, { tozero: layout.yaxis.rangemode === "tozero", keep });
-    if (!found) return;
+    const outliers = Oppo.outliers(columns, { tozero: layout.yaxis.rangemode === "tozero", keep });
+    if (!outliers) return;
     const floor = layout.yaxis.range ? layout.yaxis.range[0] : null;
-    layout.yaxis.range = found.range;
+    layout.yaxis.range = outliers.range;
     if (floor !== null) {                                // a line at the bottom stays at the bottom
-      layout.shapes.forEach((shape) => { if (shape.y0 === floor) shape.y0 = found.range[0]; });
-      layout.annotations.forEach((note) => { if (note.y === floor) note.y = found.range[0]; });
+      layout.shapes.forEach((shape) => { if (shape.y0 === floor) shape.y0 = outliers.range[0]; });
+      layout.annotations.forEach((note) => { if (note.y === floor) note.y = outliers.range[0]; });
     }
-    layout.annotations.push({ xref: "paper", yref: "paper", x: 1, y: 1, text: Oppo.outliersNote(found), showarrow: false, xanchor: "right", yanchor: "top", font: { size: 11, color: T.css("--text-3") } });
+    layout.annotations.push({ xref: "paper", yref: "paper", x: 1, y: 1, text: Oppo.outliersNote(outliers), showarrow: false, xanchor: "right", yanchor: "top", font: { size: 11, color: T.css("--text-3") } });
   }
   function placeOf(curve, v) {                           // groups: the mean of their runs' steps or times; unknown for other curves
     const { hit } = curve.entry;

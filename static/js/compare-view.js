@@ -15,19 +15,19 @@
   }
 
   function read(search) {
-    const asked = new URLSearchParams(search), smooth = number(asked.get("smooth"));
+    const params = new URLSearchParams(search), smooth = number(params.get("smooth"));
     return {
-      ids: [...new Set((asked.get("runs") || "").split(",").map(whole).filter(Boolean))],
-      axis: AXES.includes(asked.get("x")) ? asked.get("x") : "wall",
-      target: number(asked.get("target")),
+      ids: [...new Set((params.get("runs") || "").split(",").map(whole).filter(Boolean))],
+      axis: AXES.includes(params.get("x")) ? params.get("x") : "wall",
+      target: number(params.get("target")),
       smooth: smooth === null ? SMOOTH : Math.min(MOST_SMOOTH, Math.max(0, Number(smooth))),
-      group: asked.get("group") || "",
-      band: asked.get("band") === "se" ? "se" : "range",
-      baseline: whole(asked.get("baseline")),
-      picked: whole(asked.get("highlight")),
-      zoom: range(asked.get("zoom")),
-      outliers: asked.get("outliers") === "ignore",
-      counted: asked.get("counted") === "1",
+      group: params.get("group") || "",
+      band: params.get("band") === "se" ? "se" : "range",
+      baseline: whole(params.get("baseline")),
+      picked: whole(params.get("highlight")),
+      zoom: range(params.get("zoom")),
+      outliers: params.get("outliers") === "ignore",
+      counted: params.get("counted") === "1",
     };
   }
   function write(view) {
@@ -48,8 +48,8 @@
   }
   /* Removed runs are neither the baseline nor highlighted. */
   function without(view, id) {
-    const kept = (other) => (other === id ? null : other);
-    return { ...view, ids: view.ids.filter((other) => other !== id), baseline: kept(view.baseline), picked: kept(view.picked) };
+    const remaining = (other) => (other === id ? null : other);
+    return { ...view, ids: view.ids.filter((other) => other !== id), baseline: remaining(view.baseline), picked: remaining(view.picked) };
   }
   Oppo.compareView = { read, write, without };
 })();

@@ -88,8 +88,8 @@
     select.value = chosen;
   }
   function choices() {
-    const paths = reply.config_diff.map((d) => d.path), asked = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
-    options($("group"), [["", "No grouping"], [BUT_SEED, "all settings except the seed"], ...[...paths, ...asked].map((path) => [path, path])], view.group);
+    const paths = reply.config_diff.map((d) => d.path), chosen = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
+    options($("group"), [["", "No grouping"], [BUT_SEED, "all settings except the seed"], ...[...paths, ...chosen].map((path) => [path, path])], view.group);
     const listed = reply.groups.length ? reply.groups.map((g) => [g.runs.includes(reply.baseline) ? reply.baseline : g.runs[0], g.value]) : reply.runs.map((run) => [run.id, run.name]);
     options($("baseline"), listed.map(([id, text]) => [String(id), text]), String(reply.baseline));
     setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");

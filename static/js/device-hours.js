@@ -3,15 +3,15 @@
   "use strict";
   const { Oppo } = window, { run, format: f, setText } = Oppo;
   const place = document.querySelector('#run [data-part="cost"]');
-  let state = "", told = null, at = 0;
+  let state = "", usage = null, at = 0;
 
   function show() {
-    if (!told) return;
-    const hours = told.device_hours + told.devices * (Date.now() - at) / 3600000;
+    if (!usage) return;
+    const hours = usage.device_hours + usage.devices * (Date.now() - at) / 3600000;
     setText(place, hours ? ` · ${f.figure(hours)} device-hours` : "");
   }
   async function ask() {
-    told = await Oppo.api.get(`runs/${run.id}/usage`);
+    usage = await Oppo.api.get(`runs/${run.id}/usage`);
     at = Date.now();
     show();
   }

@@ -11,8 +11,8 @@
   let state = {}, next = null, pages = 0, newest = 0, cursor = -1, timer = 0, coming = 0, shown = "";
 
   function fromAddress() {
-    const asked = new URLSearchParams(location.search);
-    state = { q: asked.get("q") || "", kinds: asked.get("kinds") || "", keeps: asked.get("keeps") || "" };
+    const params = new URLSearchParams(location.search);
+    state = { q: params.get("q") || "", kinds: params.get("kinds") || "", keeps: params.get("keeps") || "" };
     form.elements.q.value = state.q;
     form.elements.keeps.checked = state.keeps === "true";
   }
@@ -68,12 +68,12 @@
   function draw(items, further) {
     if (further) table.append(...items.map(row));
     else table.replaceChildren(...items.map(row));
-    const any = table.children.length > 0, wanted = state.q || state.kinds;
+    const any = table.children.length > 0, filtered = state.q || state.kinds;
     $("found").hidden = !any;
     $("more").hidden = next === null;
     $("fresh").hidden = true;
     $("nothing").hidden = any;
-    setText($("nothing"), wanted ? "No event matches the filter. Decisions that did not change the value are hidden unless you include them." : "No events yet.");
+    setText($("nothing"), filtered ? "No event matches the filter. Decisions that did not change the value are hidden unless you include them." : "No events yet.");
     setText($("count"), any ? `${f.whole(table.children.length)} ${table.children.length === 1 ? "event" : "events"}${next ? ", and more" : ""}` : "");
     kinds.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kinds === state.kinds)));
   }

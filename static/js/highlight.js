@@ -5,8 +5,8 @@
   const Oppo = (window.Oppo = window.Oppo || {});
   Oppo.pieces = (words) => [...(words || "").matchAll(/"([^"]+)"|(\S+)/g)].map((m) => m[1] || m[2]);
   Oppo.marked = function (text, pieces) {
-    const wanted = pieces.filter(Boolean).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    if (!wanted.length) return [text];
-    return text.split(new RegExp(`(${wanted.join("|")})`, "giu")).map((part, i) => (i % 2 ? Oppo.el("mark", {}, part) : part));
+    const escaped = pieces.filter(Boolean).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    if (!escaped.length) return [text];
+    return text.split(new RegExp(`(${escaped.join("|")})`, "giu")).map((part, i) => (i % 2 ? Oppo.el("mark", {}, part) : part));
   };
 })();

@@ -11,10 +11,10 @@
   }
   /* {base: {step, x}, bubble: [%], shares: {cause: [%]}}; `series` from series.js, `devices` and `causes` names. */
   Oppo.idleShares = function (series, devices, causes) {
-    const base = joined(devices.map((d) => series.get(`bubble/${d}`))), told = devices.map((d) => series.along(`bubble/${d}`, base.step, null));
-    const there = base.step.map((_, i) => Math.max(1, told.filter((c) => c[i] !== null).length));
-    const mean = (columns) => base.step.map((_, i) => columns.reduce((sum, c, d) => (told[d][i] === null ? sum : sum + c[i]), 0) / there[i]);
-    const bubble = mean(told);
+    const base = joined(devices.map((d) => series.get(`bubble/${d}`))), bubbles = devices.map((d) => series.along(`bubble/${d}`, base.step, null));
+    const there = base.step.map((_, i) => Math.max(1, bubbles.filter((c) => c[i] !== null).length));
+    const mean = (columns) => base.step.map((_, i) => columns.reduce((sum, c, d) => (bubbles[d][i] === null ? sum : sum + c[i]), 0) / there[i]);
+    const bubble = mean(bubbles);
     const seconds = causes.map((cause) => mean(devices.map((d) => series.along(`idle_s/${d}/${cause}`, base.step, 0))));
     const all = base.step.map((_, i) => seconds.reduce((sum, s) => sum + s[i], 0));
     const share = (s, i) => (all[i] > 0 ? 100 * bubble[i] * s / all[i] : 0);

@@ -10,8 +10,8 @@
 
   /* --- the address ---------------------------------------------------------- */
   function fromAddress() {
-    const asked = new URLSearchParams(location.search);
-    state = { q: asked.get("q") || "", stream: asked.get("stream") || "", line: asked.get("line") || "" };
+    const params = new URLSearchParams(location.search);
+    state = { q: params.get("q") || "", stream: params.get("stream") || "", line: params.get("line") || "" };
     form.elements.q.value = state.q;
     form.elements.stream.value = state.stream;
   }
@@ -136,8 +136,8 @@
     return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, message(line.text)));
   }
   function message(text) {                               // with the program's colours and the hits marked
-    const wanted = Oppo.pieces(state.q);
-    return Oppo.ansi(text).flatMap(({ text: part, classes }) => (classes.length ? [el("span", { class: classes.join(" ") }, Oppo.marked(part, wanted))] : Oppo.marked(part, wanted)));
+    const pieces = Oppo.pieces(state.q);
+    return Oppo.ansi(text).flatMap(({ text: part, classes }) => (classes.length ? [el("span", { class: classes.join(" ") }, Oppo.marked(part, pieces))] : Oppo.marked(part, pieces)));
   }
   function append({ lines, next }) {
     if (lines.length && !first) first = lines[0].id;
@@ -149,12 +149,12 @@
     if (follow.checked) list.scrollTop = list.scrollHeight;
   }
   function words() {
-    const shown = list.children.length, wanted = state.q || state.stream;
+    const shown = list.children.length, filtered = state.q || state.stream;
     $("log-none").hidden = shown > 0;
     list.hidden = shown === 0;
-    setText($("log-none"), wanted ? "No line matches. A line must contain every search word; case is ignored." : run.summary.ended_at ? "The log is empty." : "No log lines yet. They appear as the engine and the supervisor write them.");
-    setText($("log-count"), shown ? `${f.whole(shown)} ${wanted ? "matching " : ""}${shown === 1 ? "line" : "lines"}${earlier ? "; scroll up for older lines" : ""}` : "");
-    $("clear").hidden = !wanted && !state.line;
+    setText($("log-none"), filtered ? "No line matches. A line must contain every search word; case is ignored." : run.summary.ended_at ? "The log is empty." : "No log lines yet. They appear as the engine and the supervisor write them.");
+    setText($("log-count"), shown ? `${f.whole(shown)} ${filtered ? "matching " : ""}${shown === 1 ? "line" : "lines"}${earlier ? "; scroll up for older lines" : ""}` : "");
+    $("clear").hidden = !filtered && !state.line;
     $("news").hidden = news === 0 && atEnd;
     setText($("news"), news ? `${f.whole(news)} new ${news === 1 ? "line" : "lines"} ↓` : "Latest ↓");
   }

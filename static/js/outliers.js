@@ -15,8 +15,8 @@
   Oppo.outliers = function (columns, { tozero = false, keep = [] } = {}) {
     const sorted = columns.flatMap((c) => c.y).filter(known).sort((a, b) => a - b);
     if (sorted.length < FEWEST) return null;
-    const [low, high] = [quantile(sorted, TAIL), quantile(sorted, 1 - TAIL)], room = ROOM * (high - low || Math.abs(high) || 1), kept = keep.filter(known);
-    const bottom = Math.min(tozero && low >= 0 ? 0 : low - room, ...kept), top = Math.max(high + room, ...kept);
+    const [low, high] = [quantile(sorted, TAIL), quantile(sorted, 1 - TAIL)], room = ROOM * (high - low || Math.abs(high) || 1), visible = keep.filter(known);
+    const bottom = Math.min(tozero && low >= 0 ? 0 : low - room, ...visible), top = Math.max(high + room, ...visible);
     const odd = (y) => known(y) && (y < bottom || y > top);
     const outside = columns.reduce((sum, c) => sum + c.y.filter((y, i) => odd(y) || (c.low && odd(c.low[i])) || (c.high && odd(c.high[i]))).length, 0);
     return outside ? { range: [bottom, top], outside, of: sorted.length } : null;

@@ -4,19 +4,19 @@
   const { Oppo } = window, { run, el, format: f } = Oppo;
   const overlap = run.spec.overlap || {}, place = document.querySelector('#run [data-part="saved"]');
   const HOW = "Estimated from the run's trace: the same stages run one after another, as in sequential PPO, with the durations measured here. The longer wait for a batch's last responses is not included.";
-  let asked = 0;
+  let requested = 0;
 
   async function show(step) {
-    const told = await Oppo.api.get(`runs/${run.id}/saving`);
-    if (step !== asked) return undefined;                // a newer request is running
-    if (told.saved_s <= 0) return place.replaceChildren();
-    const words = `estimated saving vs sequential ${f.duration(told.saved_s)} (${f.figure(told.sequential_s / told.measured_s)}×)`;
+    const savings = await Oppo.api.get(`runs/${run.id}/saving`);
+    if (step !== requested) return undefined;                // a newer request is running
+    if (savings.saved_s <= 0) return place.replaceChildren();
+    const words = `estimated saving vs sequential ${f.duration(savings.saved_s)} (${f.figure(savings.sequential_s / savings.measured_s)}×)`;
     return place.replaceChildren(" · ", el("span", { title: HOW }, words), el("span", { class: "visually-hidden" }, ` ${HOW}`));
   }
   function follow(summary) {
-    if (summary.step < Math.max(2, 1.1 * asked)) return;
-    asked = summary.step;
-    show(asked).catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection's note says so
+    if (summary.step < Math.max(2, 1.1 * requested)) return;
+    requested = summary.step;
+    show(requested).catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection's note says so
   }
   if (overlap.intra_step !== "off" || overlap.inter_step !== "off") run.follow(follow);
 })();

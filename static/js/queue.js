@@ -7,13 +7,13 @@
   queue.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-priority]");
     if (!button || button.ariaDisabled === "true") return;
-    const said = document.getElementById("said");
+    const status = document.getElementById("said");
     button.ariaDisabled = "true";                        // not `disabled`, which would remove the focus
     try {
       const run = await Oppo.api.post(`runs/${button.dataset.priority}/priority`, { priority: Number(button.dataset.to) });
-      said.textContent = `${run.name} has priority ${run.priority} now.`;
+      status.textContent = `${run.name} has priority ${run.priority} now.`;
     } catch (e) {
-      said.textContent = e.message;
+      status.textContent = e.message;
     } finally {
       button.ariaDisabled = null;                        // an unchanged part is not redrawn
     }

@@ -15,11 +15,11 @@
     priority: { title: "Priority of", confirm: "Set priority", keep: "Cancel", label: "Priority, 1 to 99", min: 1, max: 99, step: 1, value: (s) => s.priority, body: (v) => ({ priority: Number(v) }) },
     extend: { title: "Extend the time limit of", confirm: "Extend", keep: "Cancel", label: "Additional hours", min: 0.1, max: 8760, step: "any", value: () => 1, body: (v) => ({ hours: Number(v) }) },
   };
-  let asked = null, turn = 0;
+  let action = null, turn = 0;
 
   function ask(wish) {
     const words = ASKED[wish];
-    asked = wish;
+    action = wish;
     turn += 1;
     sure.disabled = false;
     setText(document.getElementById("wish-title"), `${words.title} ${run.summary.name}${words.label ? "" : "?"}`);
@@ -39,10 +39,10 @@
   }
   async function send(event) {
     event.preventDefault();
-    const words = ASKED[asked], mine = turn;
+    const words = ASKED[action], mine = turn;
     sure.disabled = true;
     try {
-      run.take(await Oppo.api.post(`runs/${run.id}/${asked}`, words.body ? words.body(input.value) : undefined));
+      run.take(await Oppo.api.post(`runs/${run.id}/${action}`, words.body ? words.body(input.value) : undefined));
       if (mine === turn) dialog.close();                 // otherwise the dialog shows another question by now
     } catch (e) {
       if (mine === turn) setText(error, e.message);
@@ -54,8 +54,8 @@
     buttons.forEach((button) => { button.hidden = !(button.dataset.wish in summary.wishes); });
     document.querySelectorAll("[data-part=priority]").forEach((node) => setText(node, String(summary.priority)));
     document.querySelectorAll("[data-part=limit]").forEach((node) => setText(node, f.duration(summary.max_runtime_s)));
-    if (!dialog.open || !asked) return;
-    if (asked in summary.wishes) setText(document.getElementById("wish-words"), summary.wishes[asked]);
+    if (!dialog.open || !action) return;
+    if (action in summary.wishes) setText(document.getElementById("wish-words"), summary.wishes[action]);
     else dialog.close();                                 // the state has changed, and the action no longer applies
   }
   buttons.forEach((button) => button.addEventListener("click", () => ask(button.dataset.wish)));

@@ -91,12 +91,12 @@
     setText(part("where"), names.length || nodes > 1 ? ` · ${words}` : "");
   }
   /* Open alerts with their reasons; users who may control the run may acknowledge them. */
-  let told = "[]";
+  let shownAlerts = "[]";
   function alerts() {
     const now = JSON.stringify(summary.alerts);
-    if (now === told) return;
+    if (now === shownAlerts) return;
     if (connection) Oppo.askUnread();
-    told = now;
+    shownAlerts = now;
     part("alerts").hidden = summary.alerts.length === 0;
     part("alerts").replaceChildren(...summary.alerts.map((alert) => el("li", {}, Oppo.icon("warning"), el("b", {}, Oppo.alertTitle(alert.condition)), el("span", {}, alert.why),
       alert.acknowledged_by ? el("span", { class: "note push" }, `acknowledged by ${alert.acknowledged_by}`) : "acknowledges" in head.dataset && el("button", { class: "btn btn-small push", type: "button", onclick: () => change(`alerts/${alert.id}/acknowledge`) }, "Acknowledge"))));

@@ -5,7 +5,7 @@
   const dialog = document.getElementById("bulk-dialog");
   if (!dialog) return;
   const $ = (id) => document.getElementById(id);
-  const input = $("bulk-value"), sure = $("bulk-confirm"), told = $("bulk-told");
+  const input = $("bulk-value"), sure = $("bulk-confirm"), status = $("bulk-told");
   const ENDED = ["succeeded", "failed", "cancelled"];
   const DEEDS = {
     tag: { title: "Tag", confirm: "Change tags", words: () => "Filter by tag with, for example, tag:baseline.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()), done: (done) => Oppo.toast(`Tags of ${counted(done.length)} changed`) },
@@ -43,7 +43,7 @@
     sure.disabled = runs.length === 0;
     $("bulk-field").hidden = input.disabled = Boolean(deed.grave);
     input.value = "";
-    told.replaceChildren();
+    status.replaceChildren();
     dialog.showModal();
     (deed.grave ? sure : input).focus();
   }
@@ -51,14 +51,14 @@
     const { add, remove } = tags();
     if (!deed.grave && !add.length && !remove.length) { input.focus(); return; }
     sure.disabled = true;
-    told.replaceChildren();
+    status.replaceChildren();
     const done = [];
     for (const run of runs) {
       try {
         await deed.send(run);
         done.push(run);
       } catch (e) {
-        told.append(el("li", {}, `${run.name}: ${e.message}`));
+        status.append(el("li", {}, `${run.name}: ${e.message}`));
       }
     }
     sure.disabled = false;

@@ -3,7 +3,7 @@
   "use strict";
   const { Oppo } = window, { el, setText } = Oppo;
   const $ = (id) => document.getElementById(id);
-  const dialog = $("columns-dialog"), list = $("columns-list"), input = $("columns-add"), words = $("columns-words"), told = $("columns-told");
+  const dialog = $("columns-dialog"), list = $("columns-list"), input = $("columns-add"), words = $("columns-words"), status = $("columns-told");
   const MOST_SHOWN = 9, MOST = 30;
   let known = null, shown = [], at = -1, dragged = null;
 
@@ -21,18 +21,18 @@
     focused.focus();                                     // moving a node removes the focus
     tell(node);
   }
-  function tell(node) { setText(told, `${node.querySelector("span").textContent} is column ${keys().indexOf(node.dataset.key) + 1} of ${list.children.length}.`); }
+  function tell(node) { setText(status, `${node.querySelector("span").textContent} is column ${keys().indexOf(node.dataset.key) + 1} of ${list.children.length}.`); }
   function remove(node) {
     const next = node.nextElementSibling || node.previousElementSibling;
     node.remove();
-    setText(told, `${node.querySelector("span").textContent} removed.`);
+    setText(status, `${node.querySelector("span").textContent} removed.`);
     (next ? next.querySelector("button:last-child") : input).focus();
   }
   async function add(key) {
     if (!known) await load();                            // the user may type before they are loaded
     const column = known && known.find((c) => c.key === key);
-    if (!column) { setText(told, known ? `There is no column “${key}”. Choose one from the list.` : "The columns cannot be loaded. Try again."); return; }
-    if (list.children.length >= MOST) { setText(told, `A table has at most ${MOST} columns.`); return; }
+    if (!column) { setText(status, known ? `There is no column “${key}”. Choose one from the list.` : "The columns cannot be loaded. Try again."); return; }
+    if (list.children.length >= MOST) { setText(status, `A table has at most ${MOST} columns.`); return; }
     if (!keys().includes(key)) list.append(item(key, column.title));
     input.value = "";
     offer();
@@ -41,8 +41,8 @@
   }
   async function load() {
     if (!known) {
-      const told = await Oppo.api.get("runs/words").catch(() => null);
-      if (told) known = [...told.columns.map((c) => ({ key: c.name, title: c.title, says: c.says })), ...told.metrics.map((m) => ({ key: m, title: m, says: "metric" })), ...told.settings.map((s) => ({ key: s, title: s, says: "setting" }))];
+      const reply = await Oppo.api.get("runs/words").catch(() => null);
+      if (reply) known = [...reply.columns.map((c) => ({ key: c.name, title: c.title, says: c.says })), ...reply.metrics.map((m) => ({ key: m, title: m, says: "metric" })), ...reply.settings.map((s) => ({ key: s, title: s, says: "setting" }))];
     }
     offer();
   }

@@ -9,9 +9,9 @@
 
   const query = () => Object.fromEntries([...new URLSearchParams(location.search)].filter(([name, value]) => KEPT.includes(name) && value));
   function open(id) {
-    const kept = new URLSearchParams(query());
-    kept.set("view", id);
-    location.assign(`?${kept}`);
+    const params = new URLSearchParams(query());
+    params.set("view", id);
+    location.assign(`?${params}`);
   }
   function ask(title, sure, name, whose, what) {
     deed = what;

@@ -12,8 +12,8 @@
 
   /* --- the address ------------------------------------------------------ */
   function fromAddress() {
-    const asked = new URLSearchParams(location.search);
-    state = Object.fromEntries([...asked].filter(([name, value]) => value && [...FIELDS, "prompt", "open", "diff"].includes(name)));
+    const params = new URLSearchParams(location.search);
+    state = Object.fromEntries([...params].filter(([name, value]) => value && [...FIELDS, "prompt", "open", "diff"].includes(name)));
     FIELDS.forEach((name) => { form.elements[name].value = state[name] || (name === "sort" ? NEWEST : ""); });
   }
   function toAddress(how) {
@@ -88,11 +88,11 @@
     showOpen();
   }
   function nothing(any) {
-    const wanted = filters().length > 0, off = run.spec.logging && run.spec.logging.samples_per_step === 0, ended = Boolean(run.summary.ended_at);
+    const filtered = filters().length > 0, off = run.spec.logging && run.spec.logging.samples_per_step === 0, ended = Boolean(run.summary.ended_at);
     $("nothing").hidden = any;
-    $("clear-too").hidden = !wanted;
-    if ($("fork")) $("fork").hidden = wanted || !off;
-    const [title, words] = wanted ? ["No response matches", "The prompt and response together must contain every search word; case is ignored. Relax or clear the filters."]
+    $("clear-too").hidden = !filtered;
+    if ($("fork")) $("fork").hidden = filtered || !off;
+    const [title, words] = filtered ? ["No response matches", "The prompt and response together must contain every search word; case is ignored. Relax or clear the filters."]
       : off ? ["This run records no samples", "logging.samples_per_step is 0. A fork with 2, for example, records two responses per step."]
         : ended ? ["No sample was recorded", "The run ended before its first step finished."] : ["No samples yet", "Samples appear after the first step: logging.samples_per_step responses per step, plus eval responses if evaluation is configured."];
     setText($("nothing").querySelector("h2"), title);

@@ -43,14 +43,14 @@
     function setAxis(name) { axis = name; anew = true; near = range = null; }
 
     /* Fetches the steps of a range of the axis, `[from, to]`; null drops them. Resolves to whether anything changed. */
-    async function zoom(wanted) {
+    async function zoom(requested) {
       const had = near !== null;
-      range = wanted;
+      range = requested;
       const base = Object.values(columns).filter((c) => c.thinned).sort((a, b) => b.step.length - a.step.length)[0];
-      if (!wanted || !base) { near = null; return had; }
-      const [from, to] = [nearest(base.x, wanted[0]) - 2, nearest(base.x, wanted[1]) + 2].map((i) => base.step[Math.max(0, Math.min(base.step.length - 1, i))]);
+      if (!requested || !base) { near = null; return had; }
+      const [from, to] = [nearest(base.x, requested[0]) - 2, nearest(base.x, requested[1]) + 2].map((i) => base.step[Math.max(0, Math.min(base.step.length - 1, i))]);
       const reply = await fetch({ since_step: Math.max(0, from - 1), to_step: to });
-      if (range !== wanted) return false;                // another zoom was faster
+      if (range !== requested) return false;                // another zoom was faster
       near = Object.fromEntries(Object.entries(reply.series).map(([key, more]) => [key, whole(more)]));
       return true;
     }

@@ -22,22 +22,22 @@
   }
   /* [start, end] of the line with `path` in block-style YAML, or of its nearest parent; null if neither is present. */
   function lineOf(text, path) {
-    const wanted = path.split(".");
-    let depth = 0, indents = [-1], from = 0, found = null;
+    const parts = path.split(".");
+    let depth = 0, indents = [-1], from = 0, position = null;
     for (const line of text.split("\n")) {
       const m = /^(\s*)(?:- )?["']?([\w.-]+)["']?\s*:/.exec(line);
       if (m) {
         const indent = m[1].length;
         while (depth && indent <= indents[depth]) { depth--; indents.pop(); }
-        if (m[2] === wanted[depth]) {
-          found = [from, from + line.length];
+        if (m[2] === parts[depth]) {
+          position = [from, from + line.length];
           depth++; indents.push(indent);
-          if (depth === wanted.length) return found;
+          if (depth === parts.length) return position;
         }
       }
       from += line.length + 1;
     }
-    return found;
+    return position;
   }
   Oppo.spec = { get, set, copy, differences, lineOf };
 })();

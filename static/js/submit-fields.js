@@ -33,9 +33,9 @@
       actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },
       reward(input, value) {
         const given = (key) => Boolean(value && value[key] !== undefined && value[key] !== null), rule = given("rule");
-        const kept = given("parts") ? "several sources (see YAML)" : given("http") ? "HTTP service (see YAML)" : given("reads") && value.reads !== "tokens" ? "text-input model (see YAML)" : "";
-        const current = rule ? "rule:" : kept ? "kept:" : pathOrTiny(value && value.model);
-        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "rule (Python) …"], ...(kept ? [["kept:", kept]] : [])], current);
+        const source = given("parts") ? "several sources (see YAML)" : given("http") ? "HTTP service (see YAML)" : given("reads") && value.reads !== "tokens" ? "text-input model (see YAML)" : "";
+        const current = rule ? "rule:" : source ? "kept:" : pathOrTiny(value && value.model);
+        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "rule (Python) …"], ...(source ? [["kept:", source]] : [])], current);
         const box = $(`${input.id}-rule`);
         box.hidden = !rule;
         if (rule && document.activeElement !== box) box.value = value.rule;

@@ -7,7 +7,7 @@
   const $ = (id) => document.getElementById(id);
   const form = $("submit"), yaml = $("yaml"), send = $("send"), project = $("project"), nameBox = form.querySelector('[data-path="name"]');
   const { spec: start, catalogue, presets, fork } = Oppo.readJson("submit-data");
-  let spec = S.copy(start), from = "form", view = "form", timer = 0, asked = 0, sending = false, named = Boolean(fork);
+  let spec = S.copy(start), from = "form", view = "form", timer = 0, requests = 0, sending = false, named = Boolean(fork);
   let verdict = { ok: false, problems: [], pending: true };
   let tried = { text: "", key: "" };                     // the last submission, and its idempotency key
   const fields = Oppo.submitFields(form, catalogue, (input) => {
@@ -20,7 +20,7 @@
   /* --- one spec, two views -------------------------------------------------------------------------------- */
   function changed(side) {
     from = side;
-    asked += 1;                                          // a running request is about the previous text
+    requests += 1;                                          // a running request is about the previous text
     verdict = { ...verdict, pending: true };
     showSend();
     plan();
@@ -29,17 +29,17 @@
   }
   const body = () => ({ ...(from === "yaml" ? { yaml: yaml.value } : { spec }), project: Number(project.value) });
   async function check() {
-    const mine = ++asked, side = from;
+    const request = ++requests, side = from;
     let reply;
     try {
       reply = await Oppo.api.post("runs/validate", body());
     } catch (e) {
-      if (mine !== asked) return;
+      if (request !== requests) return;
       verdict = { ok: false, problems: [], pending: false, failed: e instanceof Oppo.ApiError ? e.message : "The server cannot be reached; your input is kept." };
       if (passes(e)) checkLater();
       return showVerdict();
     }
-    if (mine !== asked) return;                          // a newer request is running
+    if (request !== requests) return;                          // a newer request is running
     $("signed-out").hidden = true;
     verdict = { ok: reply.ok, problems: reply.problems, pending: false };
     if (side === "form" && reply.yaml) yaml.value = reply.yaml;
@@ -148,9 +148,9 @@
     if (sending || verdict.pending || !verdict.ok) { if (verdict.problems[0]) go(verdict.problems[0]); return; }
     sending = true;
     showSend();
-    const wanted = body();
+    const payload = body();
     try {
-      const run = await Oppo.api.postOnce("runs", wanted, keyFor(wanted));
+      const run = await Oppo.api.postOnce("runs", payload, keyFor(payload));
       tried = { text: "", key: "" };                     // submitting the same again after coming back is another run
       location.href = run.url;
       return;
@@ -161,16 +161,16 @@
     showVerdict();
   }
   /* The same for every attempt to submit the same spec: they create one run, also when the first response was lost. */
-  function keyFor(wanted) {
-    const text = JSON.stringify(wanted);
+  function keyFor(payload) {
+    const text = JSON.stringify(payload);
     if (text !== tried.text) tried = { text, key: Array.from(crypto.getRandomValues(new Uint32Array(4)), (n) => n.toString(16)).join("-") };
     return tried.key;
   }
   /* Problems require a change first; after any other error the button can be used again. */
   function refused(error) {
-    const told = error instanceof Oppo.ApiError, problems = error.errors || [];
-    verdict = { ok: problems.length === 0, pending: false, problems, failed: told ? error.message : "The server did not respond." };
-    if (!told || [502, 503, 504].includes(error.status)) $("lost").hidden = false;
+    const fromServer = error instanceof Oppo.ApiError, problems = error.errors || [];
+    verdict = { ok: problems.length === 0, pending: false, problems, failed: fromServer ? error.message : "The server did not respond." };
+    if (!fromServer || [502, 503, 504].includes(error.status)) $("lost").hidden = false;
   }
   form.addEventListener("submit", submit);
   form.addEventListener("change", (e) => { if (e.target.name === "preset") choosePreset(e.target.value); });

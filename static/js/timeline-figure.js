@@ -4,7 +4,7 @@
   "use strict";
   const { Oppo, OppoTheme: T } = window, { run, setText } = Oppo;
   const $ = (id) => document.getElementById(id);
-  const dialog = $("figure-dialog"), plot = $("figure-plot"), told = $("figure-told");
+  const dialog = $("figure-dialog"), plot = $("figure-plot"), status = $("figure-told");
   const LEGEND_FROM_PX = 640;                            // narrower, the page's own legend must suffice
   let steps = null, shown = null, loaded = null;
 
@@ -26,15 +26,15 @@
     const [from_step, to_step] = steps, query = { from_step, to_step, theme: theme() };
     const address = `/api/v1/runs/${run.id}/timeline/figure?${new URLSearchParams(query)}`;
     $("figure-json").href = address;
-    setText(told, shown ? "" : "Drawing …");
+    setText(status, shown ? "" : "Drawing …");
     const [figure] = await Promise.all([Oppo.api.get(`runs/${run.id}/timeline/figure`, query), plotly()]);
     const wide = plot.clientWidth > LEGEND_FROM_PX, margin = wide ? figure.layout.margin : { ...figure.layout.margin, l: 100, b: 32 };
     figure.layout.font.family = getComputedStyle(document.body).fontFamily;
     await window.Plotly.react(plot, figure.data, { ...figure.layout, margin, showlegend: wide }, T.config);
     shown = figure;
-    setText(told, "");
+    setText(status, "");
   }
-  const drawn = () => draw().catch((e) => { Oppo.again(e, draw); setText(told, "The figure could not be drawn. Close it and try again."); });
+  const drawn = () => draw().catch((e) => { Oppo.again(e, draw); setText(status, "The figure could not be drawn. Close it and try again."); });
   function save(format) {
     const [from, to] = steps, { width, height } = plot.getBoundingClientRect();
     const size = { width: Math.max(900, Math.round(width)), height: Math.round(height), scale: format === "png" ? 2 : 1 };

@@ -50,8 +50,8 @@
       const ends = (test, pick, otherwise) => spans.filter((s) => test(s.phase)).reduce((at, s) => pick(at, s), otherwise);
       const marks = step.merged > 1 ? [] : [ends((p) => p === "decode", (at, s) => Math.max(at, s.b), from), ends((p) => p.startsWith("update-"), (at, s) => Math.min(at, s.a), to)];
       const bubbles = step.idle.filter(([d]) => index.has(d)).map(([d, cause, a, b]) => ({ step: step.step, last: step.to_step || step.step, dev: index.get(d), cause, a: a + shift, b: b + shift }));
-      const told = new Set([...spans, ...bubbles].map(({ dev }) => dev));    // steps of an earlier attempt have no data for newer devices
-      model.steps.push({ n: step.step, last: step.to_step || step.step, a: from, b: to, marks, told });
+      const measured = new Set([...spans, ...bubbles].map(({ dev }) => dev));    // steps of an earlier attempt have no data for newer devices
+      model.steps.push({ n: step.step, last: step.to_step || step.step, a: from, b: to, marks, measured });
       model.spans.push(...spans);
       model.links.push(...linksOf(spans));
       model.bubbles.push(...bubbles);
@@ -61,8 +61,8 @@
     model.sequences = sequencesOf(reply.steps, shifts);
     const length = model.steps.reduce((sum, s) => sum + s.b - s.a, 0);
     model.idle = devices.map((_, d) => model.bubbles.filter((x) => x.dev === d).reduce((sum, x) => sum + x.b - x.a, 0));
-    model.told = devices.map((_, d) => model.steps.filter((s) => s.told.has(d)).reduce((sum, s) => sum + s.b - s.a, 0));
-    model.busy = model.idle.map((idle, d) => (model.told[d] ? 1 - idle / model.told[d] : null));
+    model.measured = devices.map((_, d) => model.steps.filter((s) => s.measured.has(d)).reduce((sum, s) => sum + s.b - s.a, 0));
+    model.busy = model.idle.map((idle, d) => (model.measured[d] ? 1 - idle / model.measured[d] : null));
     model.worst = reply.far ? farAway(reply, index) : model.bubbles.slice().sort((p, q) => (q.b - q.a) - (p.b - p.a)).slice(0, 10);
     model.far = Boolean(reply.far);
     model.length = length;

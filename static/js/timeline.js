@@ -10,7 +10,7 @@
   const series = Oppo.series(run.id, ["bubble/*", "idle_s/*"]);
   const takenUp = run.takenUp();
   const linked = (/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("window") || "") || []).slice(1).map(Number);
-  let reply = null, follow = true, loading = false, again = false, outdated = false, queued = 0, resting = 0, asked = 0;
+  let reply = null, follow = true, loading = false, again = false, outdated = false, queued = 0, resting = 0, requests = 0;
 
   /* --- cause and remedy: only measured figures ---------------------------------------------------------- */
   const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
@@ -38,8 +38,8 @@
     lists();
   }
   async function load(from, to) {
-    const mine = asked, next = await fetchSteps(from, to);
-    if (mine !== asked) return;                          // the window has moved meanwhile
+    const request = requests, next = await fetchSteps(from, to);
+    if (request !== requests) return;                          // the window has moved meanwhile
     accept({ ...next, from: Math.max(1, from), to });
     if (reply.steps.length) zoomTo("steps");
   }
@@ -47,8 +47,8 @@
     const last = reply.steps.length ? reply.steps[reply.steps.length - 1].step : 0;
     if (to <= last) return;
     if (to - last > HELD || !reply.steps.length) return load(to - HELD + 1, to);
-    const mine = asked, more = await fetchSteps(last + 1, to);
-    if (!more.steps.length || !follow || mine !== asked) return;
+    const request = requests, more = await fetchSteps(last + 1, to);
+    if (!more.steps.length || !follow || request !== requests) return;
     const wide = view.b - view.a, was = zoomed;
     const steps = reply.steps.concat(more.steps).slice(-MOST);
     accept({ ...reply, ...more, steps, from: steps[0].step, to });
@@ -69,7 +69,7 @@
     loading = true;
     try {
       const { summary } = run;
-      if (takenUp(summary)) { outdated = true; asked += 1; }
+      if (takenUp(summary)) { outdated = true; requests += 1; }
       if (await series.update(summary) || !state.run) {
         const shares = Oppo.idleShares(series, run.devicesOf(summary.latest || {}), run.CAUSES);
         state.run = { step: shares.base.step, bubble: shares.bubble, shares: shares.shares, causes: run.CAUSES, total: summary.total_steps, last: summary.step, over: Boolean(summary.ended_at) };
@@ -110,10 +110,10 @@
     const first = Math.max(1, Math.floor(from - room) + 1), end = Math.min(last(), Math.ceil(to + room));
     const known = reply && reply.from === first && reply.to === end;
     follow = false;
-    asked += 1;
+    requests += 1;
     if (outdated || (!known && !(covers(from, to) && isFine(wide)))) {
-      const mine = asked, next = await fetchSteps(first, end);
-      if (mine !== asked || (reply && !next.steps.length)) return;
+      const request = requests, next = await fetchSteps(first, end);
+      if (request !== requests || (reply && !next.steps.length)) return;
       accept({ ...next, from: first, to: end });
     }
     show(painter.timeAtStep(from), painter.timeAtStep(to));
@@ -201,7 +201,7 @@
     $("worst").replaceChildren(...model.worst.map((x, i) => el("li", {}, el("button", { type: "button", "data-rank": i, "aria-pressed": "false", onclick: away(() => visit(x)) },
       el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, f.brief(x.b - x.a))))));
     const byCause = run.CAUSES.map((cause) => [cause, model.bubbles.filter((x) => x.cause === cause).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, s]) => s > 0).sort((a, b) => b[1] - a[1]);
-    const whole = model.told.reduce((sum, s) => sum + s, 0), idle = byCause.reduce((sum, [, s]) => sum + s, 0);
+    const whole = model.measured.reduce((sum, s) => sum + s, 0), idle = byCause.reduce((sum, [, s]) => sum + s, 0);
     setText($("idle-share"), whole ? f.percent(idle / whole) : "");
     $("idle-causes").replaceChildren(...byCause.map(([cause, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)),
       el("td", { class: "num" }, f.figure(s), " ", el("span", { class: "unit" }, "device-s")), el("td", { class: "num" }, f.percent(s / whole)))));
@@ -210,9 +210,9 @@
   }
   function table(model) {
     const bubbles = Map.groupBy(model.bubbles, (x) => `${x.step} ${x.dev}`);
-    $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => [d, dev]).filter(([, dev]) => s.told.has(dev)).map(([d, dev]) => {
-      const mine = bubbles.get(`${s.n} ${dev}`) || [], idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
-      const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.brief(t)}`);
+    $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => [d, dev]).filter(([, dev]) => s.measured.has(dev)).map(([d, dev]) => {
+      const gaps = bubbles.get(`${s.n} ${dev}`) || [], idle = gaps.reduce((sum, x) => sum + x.b - x.a, 0);
+      const causes = run.CAUSES.map((c) => [c, gaps.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.brief(t)}`);
       return el("tr", {}, el("td", { class: "num" }, s.last > s.n ? `${s.n}–${s.last}` : s.n), el("td", {}, d.id), el("td", { class: "num" }, f.brief(s.b - s.a)), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
     })));
   }
@@ -233,8 +233,8 @@
   async function visit(x) {
     if (x.away) {
       await go(clip(x.step - 2), clip(x.step + 1));
-      const found = sameNow(x);
-      return found && visit(found);
+      const same = sameNow(x);
+      return same && visit(same);
     }
     pick(x);
     const room = Math.max(2 * (x.b - x.a), 0.02 * state.model.length);
@@ -284,7 +284,7 @@
     Oppo.timelineStrip(miniCanvas, painter, { last, at: inSteps, go, jump, paint });
     document.querySelectorAll("[data-zoom]").forEach((b) => b.addEventListener("click", () => zoomTo(b.dataset.zoom)));
     $("show-links").addEventListener("click", (e) => { state.links = !state.links; e.currentTarget.setAttribute("aria-pressed", String(state.links)); paint(); });
-    $("follow").addEventListener("click", () => { follow = !follow; if (follow) { asked += 1; reply = null; refresh(); } else range(); });
+    $("follow").addEventListener("click", () => { follow = !follow; if (follow) { requests += 1; reply = null; refresh(); } else range(); });
     new ResizeObserver(paint).observe(lanes);
     T.onChange(() => { painter.palette(); paint(); });
   }

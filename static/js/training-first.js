@@ -6,7 +6,7 @@
   const { Oppo } = window, { run, preview } = Oppo, { CHARTS, KEYS } = Oppo.trainingCharts;
   const series = Oppo.series(run.id, KEYS), axis = Oppo.axisInAddress("step");
   if (axis !== "step") series.setAxis(axis);
-  const asked = series.update(run.summary);
+  const firstLoad = series.update(run.summary);
   const SEEN_FIRST = ["reward", "kl", "length"], LATEST_MS = 1000;
 
   function stored() {
@@ -41,8 +41,8 @@
       document.body.append(script);
     });
   }
-  asked.then(draw, () => { /* whoever waits for the figures says so */ })
+  firstLoad.then(draw, () => { /* whoever waits for the figures says so */ })
     .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are visible
   setTimeout(readOn, LATEST_MS);                                           // also in a background tab
-  Oppo.trainingFirst = { series, asked, axis, view, endOf };
+  Oppo.trainingFirst = { series, firstLoad, axis, view, endOf };
 })();

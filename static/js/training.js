@@ -4,7 +4,7 @@
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
   const { CHARTS, LINKED } = Oppo.trainingCharts;
   const $ = (id) => document.getElementById(id);
-  const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
+  const { series, firstLoad, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
   const CHARACTER_PX = 7;                                // maximum width of a label's character
   const inView = new Set(), drawn = {}, takenUp = run.takenUp();
@@ -30,8 +30,8 @@
     if (odd) layout.yaxis.range = odd.range;
     const note = (text, more) => ({ xref: "paper", yref: "paper", text, showarrow: false, font: { size: 11, color: T.css("--text-3") }, ...more });
     const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
-    const said = odd ? [note(Oppo.outliersNote(odd), { x: 0, y: 1, xanchor: "left", yanchor: "top" })] : [];
-    layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : []), ...said];
+    const notes = odd ? [note(Oppo.outliersNote(odd), { x: 0, y: 1, xanchor: "left", yanchor: "top" })] : [];
+    layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : []), ...notes];
     return layout;
   }
   function emptyLayout(base) {
@@ -89,7 +89,7 @@
     const first = !loaded && view.axis === begun;
     busy = true;
     try {
-      const columns = (first ? asked : series.update(run.summary)).then((fresh) => { due = due || fresh; });
+      const columns = (first ? firstLoad : series.update(run.summary)).then((fresh) => { due = due || fresh; });
       await Promise.all([columns, decisions(run.summary)]);
       loaded = true;
       if (due) { await draw(); await samples(); due = false; }

@@ -60,9 +60,9 @@
   }
   /* (metric, label, colour) of the driver's metrics for the GPUs that the run holds; with several GPUs only NVML's. */
   function driverLines(latest) {
-    const told = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key) && f.known(latest[key])).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
-    const several = new Set(told.map(({ device }) => device)).size > 1;
-    return told.filter(({ line }) => !several || line[0] === "utilization").map(({ key, device, line: [, name, hue] }, k) => ({ key, name: several ? device : name, color: several ? T.run(k + 1) : T.phase(hue) }));
+    const metrics = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key) && f.known(latest[key])).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
+    const several = new Set(metrics.map(({ device }) => device)).size > 1;
+    return metrics.filter(({ line }) => !several || line[0] === "utilization").map(({ key, device, line: [, name, hue] }, k) => ({ key, name: several ? device : name, color: several ? T.run(k + 1) : T.phase(hue) }));
   }
   function driver(v) {
     const lines = driverLines(Oppo.run.summary.latest || {}).map((one) => ({ ...one, column: v.series.get(one.key) }));

@@ -79,11 +79,11 @@
     const sum = (key) => ((columns[key] || {}).y || []).filter(f.known).reduce((a, b) => a + b, 0);
     const steps = ((columns["timing_s/step"] || {}).y || []).length || Math.max(0, ...Object.values(columns).map((c) => c.y.length));
     const count = (d) => ((columns[`bubble/${d}`] || {}).y || []).filter(f.known).length;      // number of these steps with data
-    const of = (write) => view.all.reduce((all, d) => all + write(d), 0), told = Math.max(1, of(count));
-    const bubble = of((d) => sum(`bubble/${d}`)) / told;
+    const of = (write) => view.all.reduce((all, d) => all + write(d), 0), total = Math.max(1, of(count));
+    const bubble = of((d) => sum(`bubble/${d}`)) / total;
     const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, of((d) => sum(`idle_s/${d}/${cause}`))]));
     const seconds = Object.values(idle).reduce((a, b) => a + b, 0);
-    words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / told]) });
+    words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / total]) });
     const busyOf = (d) => sum(`busy/${d}`) / Math.max(1, count(d));
     cards(busyOf);
     view.shown.forEach((d) => {
@@ -109,12 +109,12 @@
   }
   function unmeasured() {
     const latest = run.summary.latest || {}, missing = [], cpu = view.devices.some((d) => d.includes("cpu:"));
-    const memory = MEMORY in latest, told = driverLines(latest);
+    const memory = MEMORY in latest, lines = driverLines(latest);
     $("memory-card").hidden = !memory;
-    $("driver-card").hidden = !told.length;
-    $("driver-legend").replaceChildren(...told.map(({ name, color }) => { const line = el("span", { class: "swatch-line" }); line.style.setProperty("--c", color); return el("li", {}, line, name); }));
+    $("driver-card").hidden = !lines.length;
+    $("driver-legend").replaceChildren(...lines.map(({ name, color }) => { const line = el("span", { class: "swatch-line" }); line.style.setProperty("--c", color); return el("li", {}, line, name); }));
     if (!memory) missing.push("memory");
-    if (!told.length) missing.push("the driver's utilization figure");
+    if (!lines.length) missing.push("the driver's utilization figure");
     $("unmeasured").hidden = !view.devices.length;
     const not = missing.length ? `Not recorded by this run: ${missing.join(", and ")}.` : "";
     setText($("unmeasured-words"), `${not} ${cpu ? "Its devices are CPU cores, which have no such figure; work on n threads occupies n cores." : "NVML counts a device as used whenever a kernel runs, so it overstates a scorer that waits between chunks; busy does not."}`.trim());

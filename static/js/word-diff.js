@@ -17,24 +17,24 @@
     for (let i = a.length - 1; i >= 0; i--)
       for (let j = b.length - 1; j >= 0; j--)
         best[i * wide + j] = a[i] === b[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
-    const found = [];
+    const pieces = [];
     let i = 0, j = 0;
     while (i < a.length && j < b.length) {
-      if (a[i] === b[j]) { found.push(["same", a[i]]); i++; j++; }
-      else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) found.push(["gone", a[i++]]);
-      else found.push(["new", b[j++]]);
+      if (a[i] === b[j]) { pieces.push(["same", a[i]]); i++; j++; }
+      else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) pieces.push(["gone", a[i++]]);
+      else pieces.push(["new", b[j++]]);
     }
-    while (i < a.length) found.push(["gone", a[i++]]);
-    while (j < b.length) found.push(["new", b[j++]]);
-    return found;
+    while (i < a.length) pieces.push(["gone", a[i++]]);
+    while (j < b.length) pieces.push(["new", b[j++]]);
+    return pieces;
   }
   /* One piece per stretch. A single space between two changes belongs to them, so that the diff has no tiny pieces. */
   function join(parts) {
-    const found = [];
+    const pieces = [];
     let gone = "", fresh = "";
     const flush = () => {
-      if (gone) found.push(["gone", gone]);
-      if (fresh) found.push(["new", fresh]);
+      if (gone) pieces.push(["gone", gone]);
+      if (fresh) pieces.push(["new", fresh]);
       gone = fresh = "";
     };
     parts.forEach(([kind, text], k) => {
@@ -43,11 +43,11 @@
       if (kind === "new" || crumb) fresh += text;
       if (kind !== "same" || crumb) return;
       flush();
-      if (found.length && found[found.length - 1][0] === "same") found[found.length - 1][1] += text;
-      else found.push(["same", text]);
+      if (pieces.length && pieces[pieces.length - 1][0] === "same") pieces[pieces.length - 1][1] += text;
+      else pieces.push(["same", text]);
     });
     flush();
-    return found;
+    return pieces;
   }
   Oppo.wordDiff = function (before, after) {
     const a = split(before), b = split(after);

@@ -21,7 +21,7 @@ OF_THREE_STEPS = """() => {
     start_s: [n], end_s: [n + 0.5], chunk: [0], rows: [1], idle: [[device, 'tail', n + 0.5, n + 1]], deferred: [] });
   const steps = [step(1, 'cpu:0'), step(2, 'cpu:0'), step(3, 'cuda:0')];
   const model = Oppo.timelineModel({ devices: ['cuda:0', 'cuda:1'], lanes: [['cuda:0', 'actor']], steps, worst: [] });
-  return [model.busy, model.told];
+  return [model.busy, model.measured];
 }"""
 BUSY = "() => Oppo.trainingCharts.CHARTS.busy({ ...Oppo.trainingFirst.view, summary: Oppo.run.summary })"
 
