@@ -100,8 +100,8 @@ def test_vllm_reward_conflicts(minimal: dict[str, Any], changes: dict[str, Any],
     assert allowed in (problem.allowed or "")
 
 
-# Four GPUs a node, three of which decode: vLLM in a process of its own.
-SUBPROCESS_ENVIRONMENT = {
+# Four GPUs per node, three for vLLM in a separate process.
+SEPARATE_VLLM = {
     "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
     "resources.devices": 4, "resources.decoding_devices": 3,
 }  # fmt: skip
@@ -124,15 +124,15 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_decoding_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
-    spec = load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT))
+    spec = load_spec(changed_by(minimal, SEPARATE_VLLM))
     assert (spec.resources.ranks_per_node, spec.resources.ranks) == (1, 1)
-    (problem,) = refused(changed_by(minimal, SUBPROCESS_ENVIRONMENT | changes))
+    (problem,) = refused(changed_by(minimal, SEPARATE_VLLM | changes))
     assert problem.path == path
     assert allowed in (problem.allowed or "")
 
 
 # Six GPUs a node: two train, two score, and vLLM decodes on two.
-ASIDE = SUBPROCESS_ENVIRONMENT | {"resources.devices": 6, "resources.decoding_devices": 2, "resources.scoring_devices": 2}
+WITH_SCORING_DEVICES = SEPARATE_VLLM | {"resources.devices": 6, "resources.decoding_devices": 2, "resources.scoring_devices": 2}
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ ASIDE = SUBPROCESS_ENVIRONMENT | {"resources.devices": 6, "resources.decoding_de
     ],
 )
 def test_scoring_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
-    spec = load_spec(changed_by(minimal, ASIDE))
+    spec = load_spec(changed_by(minimal, WITH_SCORING_DEVICES))
     assert (spec.resources.ranks_per_node, spec.resources.ranks) == (2, 2)
-    (problem,) = refused(changed_by(minimal, ASIDE | changes))
+    (problem,) = refused(changed_by(minimal, WITH_SCORING_DEVICES | changes))
     assert problem.path == path
     assert allowed in (problem.allowed or "")
 
@@ -165,13 +165,13 @@ def test_a_cpu_has_no_second_device_for_scorers(minimal: dict[str, Any]) -> None
 
 
 def test_separate_vllm_process_with_deepspeed_is_valid(minimal: dict[str, Any]) -> None:
-    load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT | {"training.backend": "deepspeed"}))
+    load_spec(changed_by(minimal, SEPARATE_VLLM | {"training.backend": "deepspeed"}))
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 def test_sharded_ranks_need_separate_gpus_for_vllm(minimal: dict[str, Any], backend: str) -> None:
     """With CUDA IPC, a rank whose vLLM has died would block the others."""
-    on_our_gpus = SUBPROCESS_ENVIRONMENT | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
+    on_our_gpus = SEPARATE_VLLM | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
     (problem,) = refused(changed_by(minimal, on_our_gpus))
     assert (problem.path, problem.message) == ("training.backend", "cannot be combined with rollout.backend vllm")
     assert problem.allowed.startswith("plain, or separate GPUs for vLLM (resources.decoding_devices)")
