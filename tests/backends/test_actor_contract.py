@@ -280,7 +280,7 @@ def test_an_answer_that_begins_anew_under_its_number_is_another_one(backend: Bac
         assert not backend.exact or new.response[: old.length] == old.response
 
 
-def test_who_is_not_named_again_is_forgotten(make: Any) -> None:
+def test_omitted_sequences_are_dropped(make: Any) -> None:
     decoder, _ = make()
     some = sequences(5)
     decoder.begin(some, 0)

@@ -114,7 +114,7 @@ def test_a_finished_answer_that_nobody_read_before_is_read_whole(make: Make) -> 
     assert sorted(count for _, count in fake_engine(reward).computed) == [len(tokens) for tokens in rows.values()]
 
 
-def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
+def test_evicted_prefix_is_prefilled_again_and_counted(make: Make) -> None:
     reward = make(blocks=4)
     rows = {i: row(80, 3 + i) for i in range(3)}
     for length in (32, 48, 64):
@@ -132,7 +132,7 @@ def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
         assert reward.score(i) == pytest.approx(one_shot(tokens), abs=1e-12)
 
 
-def test_who_is_forgotten_may_begin_again(make: Make) -> None:
+def test_dropped_sequence_may_start_again(make: Make) -> None:
     reward, whole = make(), row(40)
     reward.read_partial({1: whole[:20]})
     reward.forget(1)

@@ -103,7 +103,7 @@ def to_the_end(decoder: StreamingDecoder, version: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 3, 8])
-def test_what_is_written_beyond_the_stop_opens_the_next_step_under_its_own_version(make: Make, interval: int) -> None:
+def test_tokens_beyond_the_batch_begin_the_next_step_with_their_version(make: Make, interval: int) -> None:
     """Also where the engine holds back what it has not told when it is paused: it comes with tokens of the next weights."""
     decoder, network = make(replace(SETTINGS, eos=-1), interval=interval)
     some = sequences(4)
@@ -156,7 +156,7 @@ def test_an_answer_that_begins_anew_under_its_number_is_another_one(make: Make) 
 
 
 @pytest.mark.parametrize("half_way", [False, True])
-def test_what_waits_for_its_turn_outlives_an_interruption(make: Make, half_way: bool, tmp_path: Path) -> None:
+def test_pending_tokens_survive_a_pause(make: Make, half_way: bool, tmp_path: Path) -> None:
     decoder, _ = make()
     some = sequences(4)
     decoder.begin(some, 2)

@@ -193,7 +193,7 @@ def test_each_setting_keeps_less_and_the_memory_plan_knows_how_much(world: Any, 
 
 
 @pytest.mark.parametrize("name", [pytest.param("stablelm", marks=pytest.mark.full), "gpt_oss"])
-def test_what_cannot_be_packed_is_refused_with_the_reason(name: str, folders: Any) -> None:
+def test_unsupported_packing_is_refused_with_the_reason(name: str, folders: Any) -> None:
     network = network_of(name, folders)
     with pytest.raises(ModelFolderError, match=r"training\.packing is on, but a model cannot be packed: .+; set it to off"):
         ActorTrainer(network, PPO, 0.8, 0, 1, training=Training(packing="on"))

@@ -216,7 +216,7 @@ MET = "the weight transfer failed: RuntimeError: nobody came"
 
 
 @pytest.mark.parametrize(("fault", "words"), [("start", "failed at starting: RuntimeError: no memory"), ("meet", MET)])
-def test_whoever_does_not_start_or_meet_leaves_nothing_behind(told: Started, fault: str, words: str) -> None:
+def test_failed_engine_start_releases_all_resources(told: Started, fault: str, words: str) -> None:
     told.fault = fault
     with pytest.raises(VllmError, match=words):
         build_decoder(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, 0)

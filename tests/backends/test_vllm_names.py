@@ -62,7 +62,7 @@ def test_the_names_are_those_of_the_version_that_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("ours", SHAPES)
-def test_what_we_read_of_outputs_is_there(ours: type) -> None:
+def test_used_output_fields_exist(ours: type) -> None:
     assert set(inspect.get_annotations(ours)) <= set(CLASSES[SHAPES[ours]]["fields"])
 
 
@@ -79,14 +79,14 @@ def called_on(ours: type, declared: dict[str, Any]) -> dict[str, Any]:
     return {name: f for name, f in vars(ours).items() if inspect.isfunction(f) and (name in declared or name[0] != "_")}
 
 
-def test_nothing_is_declared_that_nobody_calls() -> None:
+def test_every_declared_name_is_used() -> None:
     for theirs in {name for _, name, _ in CALLED}:
         declared = CLASSES[theirs]["methods"]
         called = {name for ours, of, _ in CALLED if of == theirs for name in called_on(ours, declared)}
         assert declared.keys() - called <= {"from_engine_args"}
 
 
-def test_what_makes_engines_takes_what_it_is_given() -> None:
+def test_engine_constructors_accept_our_arguments() -> None:
     for engine in ("LLMEngine", "AsyncLLM"):
         assert CLASSES[engine]["methods"]["from_engine_args"][0] == "engine_args"
     assert "weights_iterator" in CLASSES["GPUModelRunner"]["methods"]["reload_weights"]

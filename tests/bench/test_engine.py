@@ -244,7 +244,7 @@ def test_the_command_writes_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [["--sizes", "XL"], ["--variants", "fast"], ["--batches", "many"]])
-def test_what_does_not_exist_is_refused(asked: list[str]) -> None:
+def test_unknown_variant_is_refused(asked: list[str]) -> None:
     done = CliRunner().invoke(main, ["bench", "engine", *asked])
     assert done.exit_code == 2
     assert "There is no" in done.output

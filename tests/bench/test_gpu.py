@@ -89,14 +89,14 @@ def test_both_paths_are_checked(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["tiny/check/update_gradients_float32"]["median"] < check.WORST
 
 
-def test_what_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_check_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(check, "WORST", -1.0)
     asked = [*TINY, "--batches", "4", "--variants", "sequential", "--repetitions", "1", "--seconds", "60"]
     assert command.main(asked) == command.WRONG
     assert "streamed reward against one pass" in capsys.readouterr().err
 
 
-def test_what_there_is_no_time_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_variants_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*TINY, "--seconds", "0"]) == command.OK
     told = capsys.readouterr().out
     assert "left out: tiny/B4: no time left" in told

@@ -145,7 +145,7 @@ def test_a_failure_shows_its_cause_and_the_last_lines(visit, platform):
     expect(page.locator("[data-part=log]")).to_contain_text("<b>nan</b>")
 
 
-def test_what_a_model_writes_is_text(visit, two_runs):
+def test_model_output_is_shown_as_text(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}")
     page.wait_for_selector("#samples article")
@@ -325,7 +325,7 @@ def test_a_part_of_the_whole_run_is_drawn_and_what_was_picked_stays_picked(visit
     expect(page.locator("#worst [aria-pressed=true]")).to_have_count(1)
 
 
-def test_what_is_taken_away_is_what_the_window_shows(visit, two_runs):
+def test_exported_figure_shows_the_window(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/timeline")
     page.wait_for_selector("#range >> text=steps 59–60")

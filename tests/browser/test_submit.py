@@ -168,7 +168,7 @@ def test_a_check_that_the_server_could_not_make_is_made_again(visit, platform):
 
 
 @pytest.mark.full
-def test_what_was_typed_outlives_the_session(visit, platform):
+def test_form_keeps_its_input_when_the_session_ends(visit, platform):
     visitor = visit()
     visitor.expects("401 (Unauthorized)")
     page = visitor.page

@@ -76,7 +76,7 @@ def test_idle_shares_are_of_the_devices_that_told_of_a_step(visit, two_runs):
     assert page.evaluate(told) == [[1, 2, 3, 4], [50, 75, 25, 50], [50, 75, 0, 0], [0, 0, 25, 50]]
 
 
-def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
+def test_gpu_driver_metrics_have_a_chart(visit, platform):
     run_id = platform.submit("letters driver", steps=5)
     supervisor, story = platform.start(run_id)
     events = list(story.tell(3))

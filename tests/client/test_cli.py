@@ -69,14 +69,14 @@ def test_submitting_listing_and_cancelling(oppo, file):
     assert [run["state"] for run in json.loads(oppo("cancel", number, "--json"))] == ["cancelled"]
 
 
-def test_what_is_refused_ends_with_two_and_says_why(oppo, file, tmp_path):
+def test_refusal_exits_with_status_2_and_the_reason(oppo, file, tmp_path):
     assert "did you mean: batch_size" in oppo("submit", file, "--set", "ppo.batch_sizes=3", status=2)
     assert "PATH=VALUE" in oppo("submit", file, "--set", "seed", status=2)
     assert "404" in oppo("watch", 10**9, status=2)
     oppo("submit", tmp_path / "nowhere.yaml", status=2)
 
 
-def test_what_is_not_there_ends_with_one(oppo, monkeypatch):
+def test_missing_object_exits_with_status_1(oppo, monkeypatch):
     from oppo_client import client
 
     monkeypatch.setattr(client, "Retries", lambda: __import__("oppo_client").Retries(most=0))

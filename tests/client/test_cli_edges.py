@@ -41,7 +41,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 5000, "9" * 5000])
-def test_what_json_cannot_say_goes_to_the_platform_as_it_was_typed(oppo, file, value):
+def test_values_outside_json_are_sent_as_typed(oppo, file, value):
     with misbehaving(said({"id": 1}), said(SUMMARY)) as server:
         oppo(server.url, "submit", file, "--set", f"ppo.learning_rate={value}")
     assert json.loads(server.asked[0].body) == {"yaml": "name: x", "changes": {"ppo.learning_rate": value}}
@@ -77,13 +77,13 @@ def test_logging_in_tells_a_refusal_from_a_platform_that_is_not_there(oppo):
     ],
 )
 @pytest.mark.parametrize("words", [("runs",), ("watch", 1), ("compare", 1), ("login",)])
-def test_what_answers_otherwise_than_the_platform_is_told(oppo, answer, words):
+def test_reply_of_another_server_is_reported(oppo, answer, words):
     with misbehaving(answer) as server:
         printed, told = oppo(server.url, *words, status=2, typed="tok\n")
     assert (printed, "check the URL" in told) == ("", True)
 
 
-def test_nothing_is_cancelled_when_one_of_the_numbers_is_none(oppo):
+def test_invalid_run_number_cancels_nothing(oppo):
     def decide(asked):
         return said({"title": "Not Found"}, 404) if asked.path.endswith("/2") else said(SUMMARY)
 

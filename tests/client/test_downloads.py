@@ -68,7 +68,7 @@ def test_a_download_goes_on_where_it_broke_off(saved, live, token, client, tmp_p
     assert sent[1][2] == sent[0][2] - 300_000
 
 
-def test_what_another_call_left_is_used(saved, client, tmp_path):
+def test_partial_download_of_another_call_is_resumed(saved, client, tmp_path):
     run, _, _ = saved
     one = run.checkpoint()
     whole = client._session.send(Request("GET", f"runs/{run.id}/checkpoints/{one.id}/download")).content
@@ -78,7 +78,7 @@ def test_what_another_call_left_is_used(saved, client, tmp_path):
     assert not part.exists()
 
 
-def test_who_may_not_and_what_is_not_there(saved, live, client, tmp_path):
+def test_forbidden_and_missing_downloads(saved, live, client, tmp_path):
     from oppo_platform.accounts.models import Membership
 
     run, folder, _ = saved
@@ -175,7 +175,7 @@ def test_another_manifest_or_no_archive_or_a_name_that_leads_away(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_what_came_so_far_stays_when_it_is_given_up(tmp_path):
+def test_partial_download_is_kept_after_a_failure(tmp_path):
     content, told = tar_of([("a", b"x" * 100_000)])
     run = summary("running")
     broken = Answer(200, content, {"Content-Type": "application/x-tar"}, cut=50_000)

@@ -109,5 +109,5 @@ def test_the_platform_keeps_what_the_client_takes_for_granted(operation):
         ({"at": None}, {"at": datetime}, "`at` is null, not a time"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(value, shape, wrong):
+def test_errors_name_the_problem(value, shape, wrong):
     assert shape_error(value, shape) == wrong

@@ -85,7 +85,7 @@ def test_too_long_a_wait_is_not_waited_for():
         assert (refused.value.retry_after_s, len(server.asked)) == (3600, 1)
 
 
-def test_what_is_not_the_platform_is_told_so():
+def test_other_servers_are_reported_as_not_the_platform():
     elsewhere = Answer(302, b"", {"Location": "https://sso.example.org/"})
     with misbehaving(elsewhere, Answer(200, b"<html>")) as server, Client(server.url, "secret", retries=QUICK) as c:
         with pytest.raises(NotThePlatform, match=r"sso\.example\.org"):

@@ -57,7 +57,7 @@ def test_every_complaint_comes_with_its_path(client, spec):
     assert [problem["path"] for problem in client.validate(spec(steps=-1))["problems"]] == ["steps"]
 
 
-def test_what_is_not_a_spec_is_said_before_anything_is_sent(client):
+def test_invalid_spec_source_is_refused_before_any_request(client):
     with pytest.raises(TypeError, match="yaml="):
         client.submit("steps: 3\nname: x")
     with pytest.raises(TypeError, match="its text"):
@@ -102,7 +102,7 @@ def test_a_run_is_steered(client, spec):
     assert "cancelled" in [event["new"] for event in run.events(["state"])]
 
 
-def test_what_waits_says_why(client, live, spec):
+def test_waiting_run_has_a_reason(client, live, spec):
     first, second = client.submit(spec("first")), client.submit(spec("second"))
     live.start(first.id)  # and the scheduler has planned
     table = client.queue(frame=False)
@@ -133,7 +133,7 @@ def test_a_fork_begins_with_a_checkpoint(client, live, spec, save):
     assert [error.path for error in refused.value.errors] == ["fork.step"]
 
 
-def test_who_may_not(live, token_of, client, spec):
+def test_forbidden_calls(live, token_of, client, spec):
     run = client.submit(spec())
     with Client(live.web.url, token_of("read")) as reader:
         assert reader.get(run.id) == run

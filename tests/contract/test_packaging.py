@@ -59,7 +59,7 @@ def test_torch_is_installed_first_by_a_plain_pin() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOCKED))
-def test_what_is_locked_can_be_installed_with_every_python_that_we_name(name: str) -> None:
+def test_locked_versions_install_on_every_supported_python(name: str) -> None:
     try:
         needed = metadata(name)["Requires-Python"]
     except PackageNotFoundError:  # of another Python than this one

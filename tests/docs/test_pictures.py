@@ -74,7 +74,7 @@ def test_a_drawing_has_a_title_and_loads_nothing(name: str) -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_what_the_page_says_of_the_drawings_is_what_they_show() -> None:
+def test_percentages_on_the_page_match_the_simulation() -> None:
     page = (DOCS / "pictures.md").read_text(encoding="utf-8")
     by_name = {name: simulated(name) for name in ("sequential", "intra", "both")}
     for name, run in by_name.items():

@@ -70,7 +70,7 @@ def token(platform: Platform) -> str:
         ("a", "a\nb", False),
     ],
 )
-def test_what_is_said_is_compared_with_what_is_printed(said: str, printed: str, same: bool) -> None:
+def test_printed_output_is_compared_with_the_page(said: str, printed: str, same: bool) -> None:
     assert is_printed(said, printed) == same
 
 

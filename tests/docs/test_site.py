@@ -43,7 +43,7 @@ def test_every_page_is_built(site: Path) -> None:
     assert (site / "architecture.html").is_file()
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert [str(path) for path, text in pages.items() if FETCHED.search(text)] == []
     # The theme would load a script for drawings in this language from a content network.

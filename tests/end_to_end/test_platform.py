@@ -125,7 +125,7 @@ def test_a_fork_trains_the_numbers_of_the_run_that_it_came_from(platform, tools)
 
 
 @pytest.mark.full
-def test_what_is_not_finite_ends_the_run_and_is_told(platform, tools) -> None:
+def test_non_finite_loss_ends_the_run_with_an_alert(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("not finite", ppo={"batch_size": 8, "missing_eos_penalty": 1e30}))
     assert platform.wait_for_end(run_id)["state"] == "failed"
     alerts = tools.eventually(lambda: platform.get("alerts", run=run_id)["items"], "alerts")

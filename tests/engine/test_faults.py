@@ -64,7 +64,7 @@ def test_a_killed_scorer_process_ends_the_run_and_is_named(streaming: Any) -> No
     assert all_gone(below)
 
 
-def test_whoever_started_it_is_gone_so_the_engine_and_its_scorers_end(streaming: Any) -> None:
+def test_engine_and_scorers_end_with_their_parent(streaming: Any) -> None:
     engine, below = streaming
     engine.cut_lifeline()
     assert engine.end()[0] == 137
@@ -82,7 +82,7 @@ threading.Event().wait()
 """
 
 
-def test_what_an_engine_has_started_ends_with_it_but_trackers_send_on(tmp_path: Path) -> None:
+def test_child_processes_end_with_the_engine_but_trackers_finish_sending(tmp_path: Path) -> None:
     reading, lifeline = os.pipe()
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE_OF_OTHERS, str(tmp_path / "told")], stdout=subprocess.PIPE, text=True,
@@ -165,7 +165,7 @@ def bare(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_the_spec_names_but_is_not_there_or_does_not_fit(world: Any, tmp_path: Path, name: str) -> None:
+def test_missing_or_incompatible_files_are_refused(world: Any, tmp_path: Path, name: str) -> None:
     changes, words = BAD[name]
     status, events = world.main(bare(world.tree(SHORT, changes)), tmp_path)
     assert status == 1

@@ -92,7 +92,7 @@ def every_run_accounted_for(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("shape", ["steady", "burst", "gangs"])
-def test_nothing_is_lost_or_doubled(planner: str, shape: str) -> None:
+def test_no_run_is_lost_or_duplicated(planner: str, shape: str) -> None:
     outcome = simulate(synthesize(replace(SMALL, shape=shape)), PLANNERS[planner], COARSE)
     no_device_twice(outcome)
     every_run_accounted_for(outcome)
@@ -102,7 +102,7 @@ def test_nothing_is_lost_or_doubled(planner: str, shape: str) -> None:
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(st.integers(0, 10_000), st.sampled_from(["steady", "burst", "gangs"]), st.floats(0.5, 2.0), st.sampled_from([8, 64, 128]))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_nothing_is_lost_or_doubled_in_any_trace(planner: str, seed: int, shape: str, load: float, gpus: int) -> None:
+def test_no_run_is_lost_or_duplicated_in_any_trace(planner: str, seed: int, shape: str, load: float, gpus: int) -> None:
     recipe = Recipe(shape, seed=seed, runs=60, gpus=gpus, load=load)
     outcome = simulate(synthesize(recipe), PLANNERS[planner], COARSE)
     no_device_twice(outcome)
@@ -207,7 +207,7 @@ def test_a_preempted_run_resumes_at_its_checkpoint() -> None:
     assert compute_figures(outcome).lost_gpu_s == 4 * 300.0
 
 
-def test_what_can_never_start_is_refused_and_holds_up_nobody() -> None:
+def test_infeasible_run_is_refused_and_blocks_no_other() -> None:
     outcome = simulate(trace(run(0, 8, 10), run(1, 4, 10)), fifo, AT_ONCE)
     assert list(outcome.refused) == [1]
     assert outcome.ends == {2: 11.0}

@@ -153,7 +153,7 @@ def test_idle_seconds_sum_to_the_bubbles(name: str, overlap: dict[str, Any], sma
             assert step[f"idle_s/{device}/unknown"] == pytest.approx(0)
 
 
-def test_what_has_no_effect_under_a_schedule_is_left_out_of_it(small: Callable[..., RunSpec]) -> None:
+def test_settings_without_effect_are_left_out_of_a_schedule(small: Callable[..., RunSpec]) -> None:
     changes = {"steps": 50, "ppo": {"value_warmup_steps": 9}, "overlap": {"inter_step": "defer", "kv_after_update": "keep"}}
     variants = {name: variant(small(changes), name, steps=5) for name in SCHEDULES if "update" not in name}
     assert {spec.ppo.value_warmup_steps for spec in variants.values()} == {4}

@@ -90,7 +90,7 @@ def test_own_quota_goes_before_borrowed_and_then_the_lower_share():
     assert placed(made) == [2]
 
 
-def test_who_was_preempted_is_left_alone_for_longer_and_who_waits_for_that_is_told():
+def test_protection_doubles_after_a_preemption_with_the_reason_protected():
     busy = [
         running(10, 2, [100, 101], started_at=-1500.0, preempted=1),
         running(11, 2, [102, 103], started_at=-1500.0, preempted=2),
@@ -137,7 +137,7 @@ def test_borrowed_devices_are_reclaimed_by_their_owner():
     assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0, cleared=True),)
 
 
-def test_what_is_being_vacated_is_waited_for_and_nobody_else_is_stopped():
+def test_no_preemption_while_enough_devices_are_being_released():
     busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], stopping=True)]
     made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
     assert made.preemptions == ()
@@ -191,7 +191,7 @@ def test_a_reservation_of_another_team_is_not_named():
     )
 
 
-def test_who_outstays_a_reservation_is_preempted_for_it():
+def test_backfilled_run_is_preempted_at_the_reservation():
     busy = [running(10, 2, [100, 101], backfill=Backfill(1, 100.0), started_at=-600.0)]
     queue = [waiting(1, 1, 4)]
     assert plan(cluster([node(1)], queue, busy, usage={1: 1e9}), 99).preemptions == ()
@@ -241,7 +241,7 @@ def test_a_pause_after_a_failure():
     assert placed(plan(cluster([node(1)], [waiting(1, not_before=50.0)]), 50)) == [1]
 
 
-def test_what_can_never_start_is_known_at_submit():
+def test_infeasible_run_is_known_at_submit():
     away = node(1, connected=False, states={0: "unknown"}, held={1: 9})
     assert feasible_ever(waiting(1, devices=4), cluster([away])) is None
     assert feasible_ever(waiting(1, devices=5), cluster([away])).code == "too_large"
@@ -261,7 +261,7 @@ def test_equal_requests_are_worked_out_once(monkeypatch):
     assert counts[0] == counts[1]
 
 
-def test_whom_others_made_room_for_starts_first():
+def test_run_with_preempted_victims_starts_first():
     held = Reservation(1, 1, {1: (100,)}, 50.0, cleared=True)
     queue = [waiting(1, 1, priority=10), waiting(2, 1, priority=90), waiting(3, 2)]
     made = plan(cluster([node(1, 1)], queue, usage={1: 1e6}, reservations=(held,)), 0)
@@ -277,7 +277,7 @@ def test_a_reason_names_no_run_of_another_team():
     assert why(made, 1) == ("preempting", "Runs 11 and 12 are being preempted for this run.")
 
 
-def test_what_would_start_it_sooner():
+def test_remedies_in_reasons():
     busy = [running(10, 2, [100], preemptible=False)]
     made = plan(cluster([node(1, 8)], [waiting(1, 1, 8)], busy), 0)
     assert made.reasons[1].sooner == "Could start now with 7 devices."

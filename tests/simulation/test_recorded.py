@@ -129,7 +129,7 @@ def test_a_cost_that_does_nothing_and_one_that_would_be_negative_are_zero() -> N
         (lambda lines: ["{}\n", *lines], "line 1, is not an event"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(change: Any, complaint: str, recorded: Callable[[str], Path]) -> None:
+def test_unsupported_recording_is_refused(change: Any, complaint: str, recorded: Callable[[str], Path]) -> None:
     file = recorded("sequential")
     file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
     with pytest.raises(RecordingError, match=complaint):

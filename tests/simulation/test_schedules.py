@@ -180,7 +180,7 @@ def test_without_a_critic_its_device_reads_and_trains_nothing(virtual: Virtual) 
 
 
 @pytest.mark.parametrize("overlap", [{}, {"intra_step": "per_sequence"}, PER_CHUNK, DEFER, DEFER | PER_CHUNK])
-def test_nothing_is_unknown(overlap: dict[str, Any], virtual: Virtual) -> None:
+def test_no_idle_time_is_unknown(overlap: dict[str, Any], virtual: Virtual) -> None:
     engine = virtual(overlap, [3, 50, 4, 20, 6, 11], {"steps": 5, "overlap": {"max_age": 1}})
     for step in steps_of(engine):
         for device in ("gpu:0", "gpu:1"):

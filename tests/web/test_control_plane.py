@@ -123,7 +123,7 @@ BROKEN = {
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_found(what, monkeypatch):
+def test_broken_service_is_detected(what, monkeypatch):
     places, likely = BROKEN[what]
     for module, name, broken in places:
         monkeypatch.setattr(module, name, broken)

@@ -27,7 +27,7 @@ def event(seq: int, size: int = 1) -> bytes:
 
 
 @given(cuts=st.lists(st.integers(1, 400), max_size=60), acknowledged=st.lists(st.integers(0, 12), max_size=12))
-def test_whatever_is_written_when_each_event_is_read_once_and_in_order(
+def test_events_are_read_once_and_in_order_for_any_writes(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], acknowledged: list[int]
 ) -> None:
     file = tmp_path_factory.mktemp("outbox") / "events.jsonl"

@@ -114,7 +114,7 @@ def test_the_dockerfile_builds_what_compose_asks_for_and_nobody_is_root(
     assert next(words[1] for words in base if words[0] == "USER") == "oppo"
 
 
-def test_what_is_copied_exists(dockerfile: list[list[str]]) -> None:
+def test_copied_files_exist(dockerfile: list[list[str]]) -> None:
     copied = [words[1:-1] for words in dockerfile if words[0] == "COPY" and not words[1].startswith("--")]
     assert copied
     ignored = (ROOT / ".dockerignore").read_text().split()

@@ -105,14 +105,14 @@ def fail_half_way(folder: Path, problem: Exception) -> None:
         raise problem
 
 
-def test_what_was_out_of_the_way_when_the_power_failed_is_put_back(tmp_path: Path) -> None:
+def test_replaced_folder_is_restored_after_a_power_failure(tmp_path: Path) -> None:
     folder = tmp_path / "step-1"
     (tmp_path / ".step-1.former").mkdir()
     restore_former(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
-def test_what_a_killed_run_has_left_is_gone_when_the_next_one_starts(world: Any, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_at_the_next_start(world: Any, tmp_path: Path) -> None:
     """Also when it is resumed from the very checkpoint that had been taken out of the way."""
     tree = sequential(world, {"steps": 2})
     world.main(tree, tmp_path)

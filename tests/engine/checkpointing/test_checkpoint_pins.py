@@ -26,7 +26,7 @@ def test_without_a_platform_nothing_is_spared_and_no_file_appears(tmp_path: Path
     assert not pins_exist(tmp_path)
 
 
-def test_what_is_spared_stays_and_everything_else_goes(tmp_path: Path) -> None:
+def test_pinned_checkpoints_stay_and_all_others_are_deleted(tmp_path: Path) -> None:
     names = [written(tmp_path, step) for step in (5, 10, 15)]
     with pins_locked(tmp_path):
         write_pins(tmp_path, 3, [names[0]])
@@ -38,7 +38,7 @@ def test_what_is_spared_stays_and_everything_else_goes(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_what_any_attempt_names_is_spared_and_older_ones_are_forgotten(tmp_path: Path) -> None:
+def test_pins_of_all_live_attempts_count_and_older_ones_are_dropped(tmp_path: Path) -> None:
     with pins_locked(tmp_path):
         write_pins(tmp_path, 3, ["a"])
         write_pins(tmp_path, 12, ["b"])

@@ -106,7 +106,7 @@ class Member:
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_whoever_takes_a_run_up_loses_nothing_and_draws_each_prompt_once(case: Case) -> None:
+def test_resharding_loses_no_response_and_draws_each_prompt_once(case: Case) -> None:
     random, version = np.random.default_rng(case.seed), 0
     states = [{"turns": asdict(PromptSharding()), "pool": [], "queue": [], "cohorts": asdict(Cohorts())}]
     drawn: list[int] = []

@@ -319,7 +319,7 @@ def test_a_coefficient_that_was_steered_is_the_specs_again_once_it_is_fixed(worl
     assert [step.kl_coefficient for step in resumed.steps] == [0.1]
 
 
-def test_what_stopped_an_answer_is_known_to_the_scorers_after_a_resume(world: Any, tmp_path: Path) -> None:
+def test_scorers_know_the_stop_condition_after_a_resume(world: Any, tmp_path: Path) -> None:
     rollout = {"stop_tokens": [9, 17, 20], "max_new_tokens": 40}
     spec = world.spec({"rollout": rollout, "overlap": {"chunk": {"size": 1}}})
     stopped = world.run(spec, tmp_path, inline=True, should_stop=lambda: True)

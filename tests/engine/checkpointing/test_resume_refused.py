@@ -47,7 +47,7 @@ def test_a_damaged_file_is_refused_by_name(world: Any, checkpoint: Any, tmp_path
     assert name in reason
 
 
-def test_what_is_no_checkpoint_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:
+def test_invalid_checkpoint_folder_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:
     tree, whole = checkpoint
     assert "manifest.json" in refused(world, tree, tmp_path / "a", tmp_path / "nowhere")
     folder = tmp_path / "copy"

@@ -38,7 +38,7 @@ def complaints(world: Any, *changes: Any) -> list[str]:
     ]
 
 
-def test_what_trains_has_nothing_to_complain_about(world: Any, tmp_path: Path) -> None:
+def test_valid_run_has_no_preflight_problems(world: Any, tmp_path: Path) -> None:
     findings = preflight(world.spec({"evaluation": {"prompts": "echo.jsonl"}}), [world.folder], tmp_path)
     assert findings.errors == []
     (device,) = findings.memory
@@ -165,7 +165,7 @@ def test_average_and_texts_are_counted(world: Any, tmp_path: Path, dtype: str) -
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
 
 
-def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world: Any) -> None:
+def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> None:
     spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
     shape = Shape(10**6, 2, 16, 40, 96, 64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]

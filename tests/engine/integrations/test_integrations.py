@@ -105,7 +105,7 @@ def test_the_reward_is_shown_what_is_before_the_first_pad_token(rolled: Any, pad
     assert any(pad in answer for answer in answers)
 
 
-def test_what_the_rewards_thread_raises_ends_the_step(rolled: Any) -> None:
+def test_exception_of_the_reward_thread_ends_the_step(rolled: Any) -> None:
     rollouts, _, reward = rolled(0)
     reward.hidden = lambda *_: [][0]
     with pytest.raises(IndexError):
@@ -183,7 +183,7 @@ BENT = SimpleNamespace(config=SHARED.config, generation_config=SimpleNamespace(r
         ({"policy_model": BENT}, "repetition_penalty 1.1"),
     ],
 )
-def test_what_cannot_be_overlapped_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_trainer_is_refused_with_the_reason(changes: dict[str, Any], said: str) -> None:
     assert check_trainer(trainer()) is FUNCTIONS
     with pytest.raises(OverlapError, match=said):
         check_trainer(trainer(**changes))

@@ -185,7 +185,7 @@ def test_even_a_short_training_makes_a_reward_model_that_beats_chance(prepared: 
     assert figures["actor_sd"] == pytest.approx(1, abs=1e-3)
 
 
-def test_what_is_finished_is_left_alone(prepared: Path) -> None:
+def test_finished_stages_are_not_repeated(prepared: Path) -> None:
     written = (prepared / "report.json").stat().st_mtime_ns
     assert not prepare(prepared, FAST, lambda share, doing: pytest.fail("worked again"))
     assert (prepared / "report.json").stat().st_mtime_ns == written

@@ -122,7 +122,7 @@ def steps(draw: st.DrawFn) -> SpansEvent:
 @given(
     told=st.lists(steps(), max_size=4, unique_by=lambda event: event.step).map(lambda all_: sorted(all_, key=lambda e: e.step))
 )
-def test_whatever_the_spans_the_format_is_kept_and_nothing_is_lost(told: list[SpansEvent]) -> None:
+def test_any_spans_give_a_valid_and_complete_trace(told: list[SpansEvent]) -> None:
     trace = chrome_trace([started(), *told])
     check_format(trace)
     work = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] in ("actor", "scorers")]

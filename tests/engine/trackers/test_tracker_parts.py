@@ -39,7 +39,7 @@ def test_a_tail_reads_whole_lines_as_they_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no holes in files elsewhere")
-def test_what_the_worker_deleted_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_deleted_events_are_skipped_and_counted(tmp_path: Path) -> None:
     """In the middle of an event, and more than one line may be long: 5 MiB."""
     log = tmp_path / "events.jsonl"
     log.write_bytes(b"".join(line(seq, 10_000) for seq in range(1, 511)))

@@ -187,7 +187,7 @@ def step(number: int, metrics: dict[str, float]) -> tuple[str, dict[str, Any]]:
     return "step", {"step": number, "elapsed_s": 1.0, "generated_tokens": 2**40, "device_seconds": 1.0, "metrics": metrics}
 
 
-def test_what_is_not_finite_is_kept_as_far_as_the_tracker_can(tmp_path: Path, reader: Reader) -> None:
+def test_non_finite_values_are_sent_as_far_as_the_tracker_supports_them(tmp_path: Path, reader: Reader) -> None:
     ((name, settings),) = reader.section.items()
     section = {"username": None, "entity": None, "mode": "offline", "url": None} | settings
     spec = {"name": "odd", "long": "x" * 9000, "many": {f"key-{n}": n for n in range(250)}}
@@ -278,9 +278,7 @@ def test_one_that_hangs_ends_at_the_deadline_and_what_it_lacks_is_told(
     assert scores[0] == scores[1]
 
 
-def test_what_an_attempt_could_not_send_comes_with_the_next_one(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsent_steps_are_sent_by_the_next_attempt(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log keeps it: step 2, whose tracker hung from step 1 on."""
     reader = TensorBoardReader()
     write = Journal.write

@@ -91,7 +91,7 @@ def test_an_engine_that_goes_on_meanwhile_loses_nothing(world: Any, tmp_path: Pa
 
 @pytest.mark.full
 @pytest.mark.parametrize("dies", [False, True])
-def test_however_a_run_ends_its_engine_is_let_go(world: Any, tmp_path: Path, dies: bool) -> None:
+def test_engine_is_released_however_a_run_ends(world: Any, tmp_path: Path, dies: bool) -> None:
     made: list[DecoderProtocol] = []
 
     def mortal(*given: Any) -> DecoderProtocol:

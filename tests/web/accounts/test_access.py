@@ -18,7 +18,7 @@ def test_the_description_of_the_api_is_for_people_who_are_logged_in(world):
     assert "/api/v1/runs" in world.login("vic").get("/api/v1/openapi.json").json()["paths"]
 
 
-def test_what_cannot_exist_is_a_404(world):
+def test_impossible_ids_are_404(world):
     ada = world.login("ada")
     huge = 10**30
     for path in ("runs/999", f"runs/{huge}", f"compare?runs={huge}", "compare?runs=x", f"stream?runs={huge}", "stream?runs=-1"):
@@ -37,7 +37,7 @@ def test_roles(world, make_spec, name, submits, cancels_others):
     assert client.post(f"/api/v1/runs/{run.pk}/cancel").status_code == cancels_others
 
 
-def test_nobody_submits_to_another_teams_project(world, make_spec):
+def test_submitting_to_another_teams_project_is_404(world, make_spec):
     world.worker()
     body = {"spec": make_spec(), "project": world.other_project.pk}
     assert world.login("ada").post("/api/v1/runs", body, content_type="application/json").status_code == 404

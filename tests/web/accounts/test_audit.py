@@ -131,7 +131,7 @@ def test_owners_filter_and_page(world):
     assert client.get(path + "?before=x").status_code == 404
 
 
-def test_what_is_done_to_the_cluster_is_for_administrators(world):
+def test_cluster_audit_log_is_for_administrators(world):
     world.worker()
     client = world.login("ada")
     assert client.get("/sharing/audit").status_code == 403

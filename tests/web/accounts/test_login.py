@@ -53,7 +53,7 @@ def test_user_name_and_email_both_log_in(world, name):
     assert client.get("/api/v1/runs").status_code == 200
 
 
-def test_nobody_signs_up(world):
+def test_signup_is_closed(world):
     password = "long enough 4 tests"
     form = {"username": "mallory", "email": "m@example.org", "password1": password, "password2": password}
     Client().post("/accounts/signup/", form)

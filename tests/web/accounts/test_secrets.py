@@ -47,7 +47,7 @@ def allocated(world, **changes):
 
 
 @given(text=st.text(max_size=300), place=st.text(max_size=30))
-def test_what_was_sealed_opens_in_its_place_only(text, place):
+def test_ciphertext_decrypts_in_its_own_row_only(text, place):
     sealed = encryption.encrypt(text, place)
     assert encryption.decrypt(sealed, place) == text
     assert encryption.encrypt(text, place) != sealed

@@ -68,7 +68,7 @@ GRANTED = {
 
 
 @pytest.mark.parametrize("role", GRANTED)
-def test_nothing_is_allowed_that_is_not_granted(role):
+def test_actions_are_denied_by_default(role):
     assert {action for action in Action if permits(role, action)} == GRANTED[role]
 
 
@@ -138,7 +138,7 @@ def test_of_two_owners_who_leave_at_once_one_stays(world, at_once):
     assert Membership.objects.filter(team=world.team, role="owner").count() == 1
 
 
-def test_who_is_removed_loses_tokens_but_not_runs(world):
+def test_removed_member_loses_tokens_but_not_runs(world):
     run = world.submit("ben")
     create_api_token(world.people["ben"], world.team, "notebook")
     world.login("ada").post(f"/teams/{world.team.pk}/members/{world.people['ben'].pk}/remove")
@@ -288,7 +288,7 @@ def test_the_chosen_team_narrows_lists_and_breaks_no_link(world):
     assert run.name in client.get("/runs").content.decode()
 
 
-def test_who_is_in_one_team_is_led_to_it(world):
+def test_user_of_one_team_is_redirected_to_it(world):
     assert world.login("ada").get("/teams").headers["Location"] == f"/teams/{world.team.pk}"
     Membership.objects.create(team=world.other_team, user=world.people["ada"], role="viewer")
     assert b"Others" in world.login("ada").get("/teams").content

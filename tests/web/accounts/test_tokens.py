@@ -138,13 +138,13 @@ def test_only_owners_make_services_and_never_with_admin(world):
     [({"name": ""}, "A token name"), ({"name": "<b>"}, "A token name"), ({"name": "x", "scope": "root"}, "could not be parsed"),
      ({"name": "x", "days": 0}, "could not be parsed"), ({"name": "x", "days": 1e9}, "could not be parsed")],
 )  # fmt: skip
-def test_what_will_not_do_is_refused_in_words(world, body, words):
+def test_invalid_token_requests_are_refused(world, body, words):
     reply = world.login("ada").post("/api/v1/tokens", body, content_type="application/json")
     assert (reply.status_code, words in reply.json()["detail"]) == (422, True)
     assert not ApiToken.objects.exists()
 
 
-def test_nobody_hoards_tokens(world):
+def test_number_of_tokens_is_limited(world):
     for n in range(MOST_TOKENS):
         create_api_token(world.people["ben"], world.team, f"t{n}", days=1)
     with pytest.raises(AccountError, match="Revoke unused"):

@@ -37,7 +37,7 @@ def test_every_reply_has_an_id_and_problems_tell_it(world, token):
     assert len(Client().get("/accounts/login/").headers["X-Request-Id"]) == 32
 
 
-def test_what_nobody_foresaw_is_a_problem_too_and_in_the_log(world, token, monkeypatch, caplog):
+def test_unexpected_error_is_a_problem_and_logged(world, token, monkeypatch, caplog):
     monkeypatch.setattr("oppo_platform.runs.selectors.run_summary", lambda run: 1 / 0)
     run = world.submit()
     reply = bearer(token).get(f"/api/v1/runs/{run.pk}", headers={"X-Request-Id": "seven"})
@@ -47,7 +47,7 @@ def test_what_nobody_foresaw_is_a_problem_too_and_in_the_log(world, token, monke
     assert "ZeroDivisionError" in caplog.text or "division by zero" in caplog.text
 
 
-def test_who_has_the_newest_reply_gets_it_without_a_body(world, token):
+def test_unchanged_response_is_304_without_a_body(world, token):
     run, client = world.submit(), bearer(token)
     first = client.get(f"/api/v1/runs/{run.pk}")
     tag = first.headers["ETag"]
@@ -153,7 +153,7 @@ def test_of_two_at_once_one_acts_and_both_hear_the_same(world, token, make_spec,
     assert Run.objects.count() == 1
 
 
-def test_who_waits_too_long_for_the_first_is_told_to_come_again(world, token, make_spec, monkeypatch):
+def test_repetition_that_waits_too_long_gets_409_with_retry_after(world, token, make_spec, monkeypatch):
     world.worker()
     monkeypatch.setattr(idempotency, "WAITS_FOR_THE_FIRST_MS", 200)
     inside, go_on = threading.Event(), threading.Event()
@@ -216,7 +216,7 @@ def test_keys_are_forgotten_after_a_day(world, token, make_spec):
     assert idempotency.forget_old_replies() == 1
 
 
-def test_what_the_database_cannot_hold_is_refused_in_words(world, token):
+def test_values_too_large_for_the_database_are_refused(world, token):
     client, page = bearer(token), world.login("ada")
     for path in ("runs/pinned?project=a%00b", "runs?project=%00"):
         reply = client.get(f"/api/v1/{path}")

@@ -36,7 +36,7 @@ def refused(reply, status):
 
 
 @pytest.mark.parametrize("project", ["²", "1" * 5000, "٣"])
-def test_what_only_looks_like_a_number_is_no_project(client, make_spec, project):
+def test_digits_of_other_scripts_are_no_project_id(client, make_spec, project):
     refused(post(client, "runs", {"spec": make_spec(), "project": project}), 404)
     refused(client.get("/api/v1/runs", {"project": project}), 404)
     refused(client.get("/api/v1/runs/pinned", {"project": project}), 404)
@@ -80,7 +80,7 @@ def test_a_body_that_is_too_large_is_a_problem_with_and_without_a_key(client, se
     assert "1,000 bytes" in refused(post(client, "runs", {"yaml": "x" * 1000}, **headers), 413)
 
 
-def test_what_django_answers_itself_is_a_problem_as_well(client):
+def test_djangos_own_errors_are_problems(client):
     refused(client.get("/api/v1/me", headers={"Host": "elsewhere.example"}), 400)
     refused(client.get("/api/v1/me", headers={"If-Match": '"another"'}), 412)
     refused(client.put("/api/v1/me"), 405)
@@ -146,7 +146,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(odd, manifest):
     assert "unknown format" in refused(odd(manifest), 409)
 
 
-def test_who_writes_with_a_void_token_or_none_is_nobody_and_not_refused_for_a_form(world):
+def test_write_with_an_invalid_or_missing_token_is_401_not_a_csrf_error(world):
     void = {"Authorization": "Bearer oppoapi_aaaaaaaaaaaa_b"}
     nobody, ada = Client(enforce_csrf_checks=True), world.login("ada", enforce_csrf_checks=True)
     for client, headers in ((nobody, {}), (nobody, void), (ada, void)):

@@ -125,7 +125,7 @@ async def test_the_wait_ends_with_the_run(scene, vic, ears):
 
 
 @pytest.mark.asyncio
-async def test_nothing_comes_when_the_time_is_over_and_lost_notifications_are_made_up_for(scene, vic, monkeypatch):
+async def test_long_poll_times_out_and_recovers_from_lost_notifications(scene, vic, monkeypatch):
     assert await told(vic, scene, wait=0.3) == {"lines": [], "next": 0, "earlier": False, "ended": False}
     assert (await told(vic, scene, after=7, wait=0.3))["next"] == 7
 
@@ -139,7 +139,7 @@ async def test_nothing_comes_when_the_time_is_over_and_lost_notifications_are_ma
 
 
 @pytest.mark.asyncio
-async def test_who_leaves_is_waited_for_no_more(scene, vic, ears):
+async def test_disconnected_client_ends_its_long_poll(scene, vic, ears):
     waiting = following(vic, scene)
     await ears.wait_for(1)
     waiting.cancel()
@@ -149,7 +149,7 @@ async def test_who_leaves_is_waited_for_no_more(scene, vic, ears):
 
 
 @pytest.mark.asyncio
-async def test_who_may_see_the_run_no_more_is_told_nothing(scene, vic, ears):
+async def test_long_poll_returns_no_lines_after_a_lost_permission(scene, vic, ears):
     waiting = following(vic, scene)
     await ears.wait_for(1)
     await scene.world.people["vic"].memberships.all().adelete()

@@ -86,7 +86,7 @@ def test_every_example_is_one(world):
             check(content["example"], content["schema"], told, name)
 
 
-def test_what_is_not_there_is_a_problem_too(world):
+def test_404_is_a_problem(world):
     ada = world.login("ada")
     for method, path, status in (("get", "nothing", 404), ("get", "runs/x", 404), ("put", "runs", 405), ("post", "me", 405)):
         reply = ada.generic(method.upper(), f"/api/v1/{path}")

@@ -58,7 +58,7 @@ def test_says_what_the_standard_library_says(data: Any) -> None:
     ],
     ids=["time", "other zone", "named tuple", "model", "enum", "keys", "large", "surrogate"],
 )  # fmt: skip
-def test_what_orjson_would_write_differently_or_not_at_all(data: Any) -> None:
+def test_values_that_orjson_serializes_differently(data: Any) -> None:
     fast, plain = _both(data)
     assert fast == plain
 

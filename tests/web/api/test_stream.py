@@ -119,7 +119,7 @@ async def test_a_burst_of_changes_is_one_event(world, ada):
 
 
 @pytest.mark.asyncio
-async def test_who_leaves_the_team_or_logs_out_hears_no_more(world, ada, monkeypatch):
+async def test_stream_ends_after_a_logout_or_a_lost_membership(world, ada, monkeypatch):
     monkeypatch.setattr(stream_module, "PING_S", 0.05)
     run = await sync_to_async(world.submit)()
     ear = await listen(ada, f"runs={run.pk}")

@@ -54,7 +54,7 @@ def test_a_worker_of_version_3_is_served_from_join_to_outcome(world, settings):
     assert Run.objects.get().state == "cancelled"
 
 
-def test_what_came_later_is_left_out_of_replies_to_older_workers(monkeypatch):
+def test_newer_fields_are_omitted_for_older_workers(monkeypatch):
     monkeypatch.setitem(wire.ADDED_IN_VERSION, ("AttemptOrders", "deadline_s"), 2)
     orders = wire.AttemptOrders(lease_s=5)
     assert set(json.loads(wire.encode_reply(orders, 1))) == {"lease_s", "signal"}
@@ -101,7 +101,7 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     assert second.state == "allocated"
 
 
-def test_what_a_node_had_not_claimed_when_it_changed_its_version_goes_elsewhere(world):
+def test_unclaimed_launch_of_a_node_with_a_changed_version_is_allocated_elsewhere(world):
     worker = world.worker("node1")
     run = world.submit()
     world.cycle()

@@ -192,7 +192,7 @@ def test_malformed_bodies_are_refused_with_the_place(world):
     assert worker.post("join", old, world.join_token).status_code == 422
 
 
-def test_what_it_refuses_a_worker_takes_for_its_word(world, settings):
+def test_refusals_are_problem_details_of_the_platform(world, settings):
     """But for a host's name that it has not been told: that is mended on its side."""
     worker = world.worker()
     _, attempt_id = world.start(worker)

@@ -63,7 +63,7 @@ def read(file: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.manifest["members"]}
 
 
-def test_what_is_written_is_read_and_only_its_owner_may(tmp_path: Path) -> None:
+def test_backup_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     file = a_backup(tmp_path / "b.tar")
     assert read(file) == CONTENT
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -104,7 +104,7 @@ def test_the_platform_works_on_and_gives_no_number_twice(busy, backups: Backups,
 
 
 @pytest.mark.full
-def test_what_works_once_is_void_and_what_lasts_is_good(busy, backups: Backups) -> None:
+def test_one_time_links_are_void_and_tokens_valid_after_a_restore(busy, backups: Backups) -> None:
     world, worker, _, _ = busy
     create_login_link(world.people["ada"])
     browser = world.login("ada")

@@ -54,7 +54,7 @@ def test_files_of_checkpoints_come_back_whole(busy, backups: Backups) -> None:
     assert sorted(path.name for path in first.parent.iterdir()) == [first.name, second.name]
 
 
-def test_what_a_run_goes_on_from_is_in_a_backup_however_fast_it_deletes_what_it_need_not_keep(busy, backups: Backups) -> None:
+def test_backup_contains_the_resume_checkpoint_of_a_run_that_deletes_checkpoints(busy, backups: Backups) -> None:
     _, worker, run, attempt_id = busy
     stop = threading.Event()
 

@@ -76,7 +76,7 @@ def test_an_administrator_puts_it_back_until_its_node_says_something_else(world)
     assert state() == "quarantined", "what was well in between is looked at anew"
 
 
-def test_what_a_run_holds_may_be_quarantined_and_is_after_its_end(world):
+def test_held_device_is_quarantined_after_the_runs_end(world):
     worker = world.worker(kind="cuda")
     run, attempt_id = world.start(worker)
     report(worker, ECC, [attempt_id])

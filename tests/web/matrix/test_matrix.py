@@ -65,7 +65,7 @@ def test_every_address_has_a_row(scene):
     assert {route.replace("^", "") for route in routes(get_resolver().url_patterns)} == told
 
 
-def test_what_has_no_row_is_refused(world, scene):
+def test_url_without_a_row_is_refused(world, scene):
     """A page takes the methods that it has rows for, and no others."""
     ada, nobody = world.login("ada"), Client()
     rows = [row for row in PAGES if row.least != ADMINISTRATOR]

@@ -122,7 +122,7 @@ def test_members_make_projects(world, who, status):
         ("eve", "eve", "owner", 404, False),
     ],
 )
-def test_who_manages_members(world, who, whom, role, status, changed):
+def test_permission_to_manage_members(world, who, whom, role, status, changed):
     def members():
         return set(Membership.objects.filter(team=world.team).values_list("user__username", "role"))
 

@@ -32,7 +32,7 @@ def test_an_archived_run_is_on_no_list_until_it_is_asked_for(world):
     assert new.state == "queued"
 
 
-def test_what_has_not_ended_stays_on_lists(world):
+def test_live_run_cannot_be_archived(world):
     run = world.submit()
     reply = world.login("ada").post(f"/api/v1/runs/{run.pk}/archive")
     assert (reply.status_code, "Only ended runs" in reply.json()["detail"]) == (409, True)

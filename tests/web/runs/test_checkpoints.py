@@ -51,7 +51,7 @@ def download(client, run, row):
     return client.get(f"/api/v1/runs/{run.pk}/checkpoints/{row.pk}/download")
 
 
-def test_what_is_there_and_where_the_next_attempt_begins(saved):
+def test_available_checkpoints_and_the_resume_checkpoint(saved):
     world, run, save = saved
     old, _ = save(2)
     save(4)
@@ -122,7 +122,7 @@ def test_a_download_goes_on_from_any_byte(saved):
         assert (reply.status_code, content == whole) == (200, True), headers
 
 
-def test_who_may_not_download(saved):
+def test_downloads_require_permission(saved):
     world, run, save = saved
     _, row = save(4)
     assert download(world.login("vic"), run, row).status_code == 403
@@ -133,7 +133,7 @@ def test_who_may_not_download(saved):
     assert not AuditEntry.objects.filter(action="checkpoint.download").exists()
 
 
-def test_nothing_but_the_registered_files_leaves_the_machine(saved, tmp_path):
+def test_only_registered_files_are_downloaded(saved, tmp_path):
     world, run, save = saved
     (tmp_path / "secret").write_text("hush")
     ada = world.login("ada")

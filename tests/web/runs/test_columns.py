@@ -119,7 +119,7 @@ def test_the_baseline_is_on_top_and_the_others_show_their_difference(world):
     assert "data-pinned" not in ben.get("/runs").content.decode()
 
 
-def test_who_may_pin(world):
+def test_permission_to_pin(world):
     run = world.submit()
     for deed in ("pin", "unpin"):
         assert world.login("vic").post(f"/api/v1/runs/{run.pk}/{deed}").status_code == 403

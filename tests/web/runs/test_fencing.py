@@ -102,7 +102,7 @@ def test_telemetry_of_a_fenced_attempt_is_still_taken(world, events):
     assert Attempt.objects.get(pk=attempt_id).first_step == 1
 
 
-def test_what_a_fenced_attempt_wrote_counts_until_the_next_one_begins(world, settings):
+def test_checkpoint_of_a_fenced_attempt_is_accepted_until_the_next_attempt(world, settings):
     run, worker, attempt_id = fenced(world)
     assert worker.attempt(attempt_id, "checkpoints", checkpoint_of(run, settings)).status_code == 200
     world.cycle()

@@ -166,7 +166,7 @@ def test_age_and_times_are_written_as_people_do(fleet):
     assert len(found(fleet, "elapsed<1h")) == 24
 
 
-def test_nobody_finds_the_runs_of_other_teams(fleet):
+def test_filters_never_match_runs_of_other_teams(fleet):
     assert found(fleet, "", "eve") == set()
     told = fleet.login("eve").get("/api/v1/runs/words").json()
     assert (told["values"]["user"], told["values"]["tag"], told["metrics"]) == ([], [], [])

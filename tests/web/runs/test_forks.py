@@ -162,7 +162,7 @@ def test_it_resumes_from_its_own_once_it_has_one(parent, make_spec):
         ({"models": DEEPER}, "models.actor.tiny.layers", "belong"),
     ],
 )  # fmt: skip
-def test_what_cannot_begin_there_is_refused_by_name(parent, make_spec, changes, path, words):
+def test_incompatible_fork_is_refused_with_the_field(parent, make_spec, changes, path, words):
     world, _, run, _ = parent
     fork = {"run": run.pk, "step": 20} | changes.get("fork", {})
     told = submit(world.login("ben"), make_spec(**{**changes, "fork": fork}))
@@ -172,7 +172,7 @@ def test_what_cannot_begin_there_is_refused_by_name(parent, make_spec, changes, 
     assert not Run.objects.exclude(pk=run.pk).exists()
 
 
-def test_what_may_change_is_accepted_and_every_other_setting_is_not(parent, make_spec):
+def test_fork_accepts_only_settings_that_may_change(parent, make_spec):
     world, _, run, _ = parent
     fine = make_spec(steps=500, ppo={"learning_rate": 1e-6}, fork={"run": run.pk, "step": 20}, checkpoints={"every_steps": 7})
     assert submit(world.login("ben"), fine).status_code == 201
@@ -204,7 +204,7 @@ def test_a_fork_has_room_for_the_answers_of_a_half_done_step(parent, make_spec, 
     assert problems(20, 0) == []
 
 
-def test_what_does_not_fit_is_refused_at_submit_in_units_of_groups(parent, make_spec):
+def test_too_many_sequences_in_flight_are_refused_at_submit(parent, make_spec):
     world, _, run, _ = parent
     group = {"algorithm": "grpo", "group_size": 4, "batch_size": 8, "mini_batches": 1}
     run.spec = load_spec(make_spec(ppo=group)).model_dump(mode="json")
@@ -343,7 +343,7 @@ def gone_back(parent):
     return world, worker, run, attempt.pk
 
 
-def test_what_is_being_trained_anew_is_no_place_to_begin(parent, make_spec):
+def test_checkpoint_of_steps_that_are_trained_again_cannot_be_forked(parent, make_spec):
     world, worker, run, attempt_id = gone_back(parent)
     told = submit(world.login("ben"), make_spec(name="fork", fork={"run": run.pk, "step": 40}))
     assert told.status_code == 422

@@ -82,7 +82,7 @@ def test_an_address_is_a_name_or_a_number(pair, host):
     assert pair.claim(pair.head, address={"host": host, "port": 1}).status_code == 422
 
 
-def test_what_cannot_be_on_so_many_nodes_is_refused_at_submit(world, settings, make_spec):
+def test_infeasible_number_of_nodes_is_refused_at_submit(world, settings, make_spec):
     world.worker("a")
     browser = world.login("ada")
 

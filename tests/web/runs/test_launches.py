@@ -145,7 +145,7 @@ def test_a_rule_excludes_the_node_that_failed(pair):
     assert pair.run.reason == f"Needs 2 nodes; its retry rules exclude {pair.other.name}, and too few other nodes are suitable."
 
 
-def test_who_does_not_come_is_named_and_the_run_keeps_its_place(pair):
+def test_absent_node_is_named_and_the_run_keeps_its_place(pair):
     place = pair.run.queued_at
     pair.claim(pair.head)
     pair.world.clock.advance(21)
@@ -160,7 +160,7 @@ def test_who_does_not_come_is_named_and_the_run_keeps_its_place(pair):
     assert pair.beat(pair.head).status_code == 409
 
 
-def test_who_comes_in_time_is_not_given_up(pair):
+def test_node_that_claims_in_time_is_not_absent(pair):
     pair.claim(pair.head)
     pair.world.clock.advance(19)
     assert pair.claim(pair.other).status_code == 200

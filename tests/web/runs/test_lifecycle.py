@@ -160,7 +160,7 @@ def test_resumed_while_it_pauses_it_goes_to_the_queue_with_its_place(world, outc
 
 
 @pytest.mark.parametrize("outcome", ["paused", "preempted", "engine_died"])
-def test_whatever_ends_a_pausing_engine_the_run_is_held(world, outcome):
+def test_run_is_paused_however_its_pausing_engine_ends(world, outcome):
     """Its node's shutdown, which reports `preempted`, and a death included."""
     _, worker, attempt_id = bring_to(world, S.PAUSING)
     assert stop(worker, attempt_id, outcome) == "paused"
@@ -280,7 +280,7 @@ def test_a_supervisor_that_never_acknowledges_loses_its_lease(world, settings):
     assert world.clock.now() - run.queued_at <= timedelta(seconds=20 + 60 + 10)
 
 
-def test_who_is_held_passes_nobody_and_who_is_preempted_keeps_its_place(world):
+def test_place_in_the_queue_after_pause_and_preemption(world):
     first, worker, attempt_id = bring_to(world, S.RUNNING)
     world.clock.advance(1)
     second = world.submit()
@@ -387,7 +387,7 @@ def test_only_those_who_may_steer_a_run(world, wish):
     assert Run.objects.get(pk=run.pk).state == "queued"
 
 
-def test_what_only_the_platform_reads_is_not_delivered(world):
+def test_settings_of_the_platform_are_not_sent_to_workers(world):
     """An engine of an older version would refuse keys that it does not know."""
     worker = world.worker()
     run = world.submit(queue={"max_runtime_hours": 1})

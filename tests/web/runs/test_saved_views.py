@@ -62,7 +62,7 @@ def test_a_name_is_taken_once_in_a_team_and_once_by_a_person(world):
      ("n", {"cols": "nothing"}), ("n", {"show": "odd"}), ("n", {"project": "x"}), ("n", {"project": "9" * 30}),
      ("n", {"project": "1" * 9})],
 )  # fmt: skip
-def test_what_makes_no_sense_is_not_saved(world, name, query):
+def test_invalid_view_is_refused(world, name, query):
     assert post(world.login("ben"), "", name=name, query=query).status_code == 422
     assert not SavedView.objects.exists()
 
@@ -105,7 +105,7 @@ def test_a_deleted_view_comes_back_as_whose_default_it_was(world):
     assert not DefaultView.objects.exists()
 
 
-def test_who_leaves_a_team_sees_its_views_no_more(world):
+def test_former_members_do_not_see_a_teams_views(world):
     from oppo_platform.accounts.models import Membership
 
     ben = world.login("ben")

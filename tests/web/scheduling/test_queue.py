@@ -80,7 +80,7 @@ def test_borrowed_devices_are_given_back(cluster):
     assert not WaitingReason.objects.filter(run=mine).exists()
 
 
-def test_nobody_takes_more_than_its_quota_and_cap(cluster):
+def test_no_team_exceeds_its_quota_and_cap(cluster):
     held = [of_others(cluster) for _ in range(1)] + [cluster.submit() for _ in range(6)]
     cluster.cycle()
     assert Allocation.objects.filter(released_at__isnull=True).count() == 4

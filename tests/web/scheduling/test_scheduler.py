@@ -218,7 +218,7 @@ def test_unclaimed_orders_are_sent_again(world, redis_url):
     assert Dispatch.objects.get().sends == 2
 
 
-def test_what_a_silent_node_never_claimed_goes_elsewhere_soon(world):
+def test_unclaimed_launch_of_an_unreachable_node_is_allocated_elsewhere(world):
     silent = world.worker("node1")
     run = world.submit()
     world.cycle()

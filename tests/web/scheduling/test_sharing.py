@@ -170,7 +170,7 @@ def test_a_quota_whose_weight_is_refused_stays_as_it_was(world, weight, words):
 
 
 @pytest.mark.parametrize("who", ["ben", "max", "ada", "eve"])
-def test_nobody_else_changes_how_the_cluster_is_shared(world, who):
+def test_only_administrators_change_quotas_and_pools(world, who):
     world.worker()
     pool, node, browser = Pool.objects.get(), Node.objects.get(), world.login(who)
     for path in (f"pools/{pool.pk}", f"pools/{pool.pk}/teams/{world.team.pk}", f"nodes/{node.pk}/drain", f"nodes/{node.pk}/move"):
@@ -179,7 +179,7 @@ def test_nobody_else_changes_how_the_cluster_is_shared(world, who):
     assert (node.drained_at, node.pool.name, Pool.objects.count()) == (None, "m", 1)
 
 
-def test_what_the_quota_never_allows_is_refused_at_submit(world, make_spec):
+def test_request_beyond_quota_and_cap_is_refused_at_submit(world, make_spec):
     world.worker(devices=4, kind="cuda")
     pool, ada = Pool.objects.get(), world.login("ada")
     set_quota(world.team.pk, pool.pk, 0, 0)

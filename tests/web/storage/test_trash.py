@@ -83,7 +83,7 @@ def test_a_deleted_run_is_on_no_list_and_can_be_restored_whole(ended):
     ]  # fmt: skip
 
 
-def test_who_may_delete(ended):
+def test_permission_to_delete(ended):
     world, _, run, _ = ended
     assert world.login("eve").delete(f"/api/v1/runs/{run.pk}").status_code == 404
     for name in ("vic", "ben"):  # ada's run

@@ -137,7 +137,7 @@ def test_some_steps_are_downloaded_as_a_chrome_trace(world, events):
     assert world.login("eve").get(url, {"from_step": 1, "to_step": 3}).status_code == 404
 
 
-def test_what_overlap_saved_is_each_stage_after_the_one_before(world, events):
+def test_saving_is_the_sequential_sum_of_stages_minus_the_measured_time(world, events):
     worker = world.worker()
     run, attempt_id = world.start(worker)
     assert overlap_savings(run) == {"steps": 0, "measured_s": 0.0, "sequential_s": 0.0, "saved_s": 0.0}

@@ -97,7 +97,7 @@ names = count(1)
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=LIVES)
-def test_what_is_stored_is_what_the_engine_wrote(world, tmp_path_factory, impatient, lives):
+def test_stored_log_equals_the_engines_output(world, tmp_path_factory, impatient, lives):
     worker = world.worker(f"node{next(names)}")
     run, attempt_id = world.start(worker)
     folder = AttemptFolder(tmp_path_factory.mktemp("attempts") / str(attempt_id))

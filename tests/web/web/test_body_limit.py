@@ -49,6 +49,6 @@ async def test_a_body_without_an_end_is_not_taken_in(settings):
 
 @pytest.mark.asyncio
 @pytest.mark.django_db(transaction=True)
-async def test_what_is_small_enough_is_looked_at(settings):
+async def test_small_bodies_are_accepted(settings):
     status, _, taken = await sent([(b"content-type", b"application/json")], 3)
     assert (status, taken) == (401, 3)

@@ -37,7 +37,7 @@ def test_by_what_the_client_takes(rf, accepted, encoding):
         StreamingHttpResponse([BODY], content_type="application/json"),
     ],
 )
-def test_what_is_left_alone(rf, response):
+def test_uncompressed_responses(rf, response):
     before = dict(response.headers)
     assert compressed(rf.get("/", headers={"Accept-Encoding": "br"}), response).headers == before
 
