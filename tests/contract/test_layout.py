@@ -147,7 +147,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert found == []
 
 
-def test_no_todo_comments() -> None:
+def test_no_unfinished_code() -> None:
     unfinished = re.compile("NotImplemented" + "Error|TO" + "DO|FIX" + "ME|# type: ignore$|# noqa$")
     found = [
         f"{path.relative_to(ROOT)}:{number}"

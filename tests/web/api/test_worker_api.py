@@ -192,7 +192,7 @@ def test_malformed_bodies_are_refused_with_the_place(world):
     assert worker.post("join", old, world.join_token).status_code == 422
 
 
-def test_refusals_are_problem_details_of_the_platform(world, settings):
+def test_refusals_of_the_api_are_final_for_a_worker(world, settings):
     """But for a host's name that it has not been told: that is mended on its side."""
     worker = world.worker()
     _, attempt_id = world.start(worker)

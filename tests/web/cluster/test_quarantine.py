@@ -76,7 +76,7 @@ def test_an_administrator_puts_it_back_until_its_node_says_something_else(world)
     assert state() == "quarantined", "what was well in between is looked at anew"
 
 
-def test_held_device_is_quarantined_after_the_runs_end(world):
+def test_held_device_may_be_quarantined_and_stays_so_after_the_end(world):
     worker = world.worker(kind="cuda")
     run, attempt_id = world.start(worker)
     report(worker, ECC, [attempt_id])
