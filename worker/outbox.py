@@ -88,7 +88,7 @@ class OutboxReader:
             self._freed = until
 
     def rewind(self, expected_seq: int) -> None:
-        """Continue from an event that the platform misses. Raises LookupError if it is not in the file."""
+        """Continue from an event that the platform lacks. Raises LookupError if it is not in the file."""
         self._offset, self._last_seq, self._acknowledged = 0, 0, 0
         self._waiting.clear()
         self._ends.clear()
@@ -172,7 +172,7 @@ def _truncate_torn_line(path: Path) -> int:
 
 
 def _last_seq_in(lines: list[bytes]) -> int:
-    """An unreadable line counts as the next number, as in `OutboxReader`."""
+    """The last sequence number; an unreadable line counts as one event, as in `OutboxReader`."""
     for behind, line in enumerate(reversed(lines)):
         try:
             return int(json.loads(line.lstrip(b"\0"))["seq"]) + behind

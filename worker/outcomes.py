@@ -45,7 +45,7 @@ def lost_peer(finished: FinishedEvent | None) -> bool:
 
 
 def find_root_cause(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Redactor) -> FinishedEvent | None:
-    """The last event of local rank 0, or of the local rank whose failure caused it.
+    """The last event of local rank 0, or of the local rank whose failure ended it.
 
     Only rank 0's events are uploaded. Other ranks' files are read if rank 0 lost another rank, or if torchrun killed it half a
     minute after another rank's end.

@@ -166,7 +166,7 @@ class Supervisor:
             self.reason = self.reason or "the engine did not stop before the deadline and was killed"
         if self.fenced or now >= self.kill_at:
             engine.kill()
-            self._wake.wait(HEARTBEAT_S)  # another thread waits for the end
+            self._wake.wait(HEARTBEAT_S)  # `EngineProcess` notices the exit in its own thread and sets it
 
     def _drain(self) -> None:
         """Renew the lease until all events are acknowledged; at worker shutdown, at most `FLUSH_TIMEOUT_S`."""

@@ -33,7 +33,7 @@ from worker.redaction import Redactor
 POLL_S, BATCH_INTERVAL_S = 0.1, 0.25
 LOG_INTERVAL_S = 1.0  # log files are tailed with a limit on lines per round
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # backoff
-MAX_RETRY_AFTER_S = 120.0  # limit on Retry-After, because the attempt holds devices
+MAX_RETRY_AFTER_S = 120.0  # upper bound for Retry-After: meanwhile the attempt holds devices
 # After the engine's end, give up after so many consecutive unexpected errors, or after a disk has failed for so long.
 MAX_UNKNOWN_ERRORS = 8
 MAX_DISK_OUTAGE_S = 900.0

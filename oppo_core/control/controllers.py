@@ -1,4 +1,4 @@
-"""Controllers of Δ and C, as pure functions of recorded signals; every decision carries its reason.
+"""Controllers of Δ and C, as deterministic functions of recorded signals and their own state; every decision carries its reason.
 
 Δ follows the slope of the reward (arXiv 2509.25762, §3.2 and Algorithm 1, with the dead band of docs/algorithm.md). C is the
 chunk size with the lowest cost per token in interleaved trials.
@@ -45,16 +45,16 @@ def adjust_overcommit(state: OvercommitState, settings: Overcommit, mean: float,
     if settings.controller == "fixed":
         return Decision(old, old, "fixed")
     if len(state.means) <= w:
-        return Decision(old, old, f"watching: {len(state.means)} of {w + 1} steps")
+        return Decision(old, old, f"collecting: {len(state.means)} of {w + 1} steps")
     slope = (state.means[-1] - state.means[0]) / w
     noise = (state.errors[-1] ** 2 + state.errors[0] ** 2) ** 0.5 / w
     signal = f"reward slope {slope:+.4f} ± {noise:.4f} a step over {w} steps"
     change = settings.step if settings.rule == "additive" else max(1, old // 4)
     state.flat_steps = state.flat_steps + 1 if abs(slope) <= noise else 0
     if slope > noise:
-        new, reason = min(old + change, settings.max), f"{signal}: it rises, defer more"
+        new, reason = min(old + change, settings.max), f"{signal}: rising, defer more"
     elif slope < -noise:
-        new, reason = max(old - change, settings.min), f"{signal}: it falls, defer less"
+        new, reason = max(old - change, settings.min), f"{signal}: falling, defer less"
     elif state.flat_steps >= w:
         new, reason = max(old - change, settings.min), f"{signal}: flat for {w} steps, defer less"
         state.flat_steps = 0

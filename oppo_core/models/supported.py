@@ -40,11 +40,14 @@ def _reasons(config: PretrainedConfig) -> list[tuple[bool, str]]:
             "it wraps a text model together with other modalities; save its text part as a folder of its own",
         ),
         (bool(kinds - {FULL, SLIDING}), f"it has layers of kind {', '.join(sorted(kinds - {FULL, SLIDING}))}"),
-        ("local" in (given("attention_layers") or []), "its local layers take the last column for the newest token"),
+        (
+            "local" in (given("attention_layers") or []),
+            "its local layers assume that the last column is the newest token",
+        ),
         (bool(given("num_kv_shared_layers")), "some of its layers share the keys and values of others"),
-        (bool(given("use_bidirectional_attention")) or given("is_causal") is False, "its attention looks ahead"),
+        (bool(given("use_bidirectional_attention")) or given("is_causal") is False, "its attention is not causal"),
         (bool(given("add_cross_attention")), "it has cross-attention"),
-        (classes is None, "transformers knows no causal language model of this kind"),
+        (classes is None, "transformers has no causal language model for this configuration"),
         (
             any(getattr(c, "_is_stateful", False) for c in _as_tuple(classes)),
             "it is recurrent",
@@ -85,7 +88,7 @@ def window_sizes(config: PretrainedConfig) -> dict[str, int | None]:
     """Window of each kind of attention layer: visible positions per query, itself included; None: all."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and config.model_type != "mistral":  # the only one that reads sliding_window
+    if kinds is not None and config.model_type != "mistral":  # mistral applies sliding_window to every layer
         return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
     if window is None or not getattr(config, "use_sliding_window", True):
         return {FULL: None}

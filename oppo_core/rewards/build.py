@@ -67,7 +67,7 @@ class RewardBuilder:
         if source.served_by == "vllm":
             served = self._served(source.model, source.memory_share)
             return Part(source.weight, finished=served, streaming=served)
-        # Seeds of built-in models: the first part's follows the actor's, the others' are far from every role's.
+        # Seeds of built-in models: the actor's + 1 for the first part; the others are SEED_STRIDE apart, so no two are equal.
         seed = self.spec.seed + 1 + SEED_STRIDE * number
         network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
         if source.reads == "tokens":
@@ -83,7 +83,7 @@ class RewardBuilder:
         from oppo_core.vllm.engine_args import reward_arguments
 
         if self.device.type != "cuda":
-            raise RewardError("models.reward.served_by is vllm, which reads on a GPU, and torch sees none here; choose torch")
+            raise RewardError("models.reward.served_by: vllm requires a GPU, and torch finds none; choose torch")
         assert model.path is not None  # the spec's validator guarantees it
         r, resources = self.spec.rollout, self.spec.resources
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
@@ -112,7 +112,7 @@ class RewardBuilder:
         try:
             source: Path | str = find(model.path, self.roots)
         except ModelFolderError:
-            source = model.path  # a hub id: the network was loaded by it
+            source = model.path  # a hub id, with which `load_model` loaded the network
         return text_encoder(source) if reads == "text" else chat_encoder(source, self.records((MESSAGES,)))
 
     def records(self, keys: tuple[str, ...] | None = None) -> PromptRecords:
@@ -128,6 +128,6 @@ def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) ->
     """Raises ModelFolderError unless both tokenizers map the same text to the same ids."""
     if load_codec(actor, roots).digest != load_codec(reward, roots).digest:
         raise ModelFolderError(
-            "the reward model's tokenizer differs from the actor's, so it would read other words than the actor wrote; let it"
-            " read: text (or chat, for a model with a chat template) instead of tokens"
+            "the reward model's tokenizer differs from the actor's, so the same ids mean other text; set reads: text"
+            " (or chat, for a model with a chat template) instead of tokens"
         )

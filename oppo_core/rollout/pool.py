@@ -1,9 +1,9 @@
 """The pool of B+Δ sequences: in flight, taken as the batch, or deferred. Pure bookkeeping, no tensors.
 
-Its unit is the group: the G answers to one prompt, which are started, trained and deferred together (G = 1 in PPO; GRPO and RLOO
-need G > 1). Group g holds sequences g·G to g·G + G − 1. B, Δ, ages and finishing order count groups.
+Its unit is the group: the G responses to one prompt, which are started, trained and deferred together (G = 1 in PPO; GRPO and
+RLOO need G > 1). Group g holds sequences g·G to g·G + G − 1. B, Δ, ages and finishing order count groups.
 
-Law: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
+Invariant: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
 the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
 """
 
@@ -84,7 +84,7 @@ class Pool:
         """Remove and return this step's batch of B groups in sequence_id order; increments the age of the rest.
 
         Args:
-            finishers: sequences that finished in this step, in order of (decode round, sequence_id).
+            finishers: sequences that finished in this step, in order of (decode step, sequence_id).
 
         Raises:
             RuntimeError: fewer than B groups are ready, or an overdue one is unfinished: decoding stopped too early.
@@ -100,7 +100,7 @@ class Pool:
         return sorted(batch, key=lambda s: s.sequence_id)
 
     def final(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
-        """Answers whose length is final, given this step's `finishers` and the `batch` taken."""
+        """Responses that will not be restarted, for length statistics, given this step's `finishers` and the `batch` taken."""
         return finishers
 
     def is_complete(self, finishers: list[Sequence]) -> bool:

@@ -23,7 +23,7 @@ class Sequence:
     stop condition (then `stopped` is set too), not at the length limit. `support` has one entry per token with sampling filters,
     else none. `stale_logprobs`: log-probs of earlier steps' tokens under this step's weights, where the decoder
     `scores_stale_tokens`. `kept_version`: the policy version that computed the oldest entries of its KV cache when the cache is
-    kept across updates (`kv_after_update: keep`), else None.
+    kept across updates (`kv_after_update: keep`), else None. `cohort`: the policy version at which it was started.
     """
 
     sequence_id: int

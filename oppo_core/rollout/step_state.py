@@ -9,7 +9,7 @@ from oppo_core.rollout.sequence import Sequence
 
 @dataclass(slots=True)
 class StepState:
-    """`finishers` so far in order of (decode round, sequence_id), after `chunk` chunks; `sequences` is the complete batch.
+    """`finishers` so far in order of (decode step, sequence_id), after `chunk` chunks; `sequences` is the complete batch.
 
     `ends`: finish time by sequence_id; `decode`: start and end of decoding. Both in seconds of the engine's clock; in a step
     resumed half-way they cover the last attempt only.

@@ -1,11 +1,11 @@
-"""Tail batching: strictly on-policy training that does not wait for the longest answers but discards their tokens.
+"""Tail batching: strictly on-policy training that does not wait for the longest responses but discards their tokens.
 
-A step starts B+Δ answers and trains the first B that finish. The others are discarded and their prompts queued, under the same
+A step starts B+Δ responses and trains the first B that finish. The others are discarded and their prompts queued, under the same
 sequence_ids and therefore with the same random numbers. Once B are queued, one step with Δ = 0 trains them and waits for all.
 Whole groups are queued. See docs/algorithm.md, "Tail batching".
 
-Law: every prompt ever started is in exactly one place: in flight, queued, or trained. Every token is trained under the weights
-that sampled it.
+Invariant: every prompt ever started is in exactly one place: in flight, queued, or trained. Every token is trained under the
+weights that sampled it.
 """
 
 from __future__ import annotations

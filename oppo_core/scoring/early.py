@@ -1,4 +1,4 @@
-"""Update overlap: scorers that also train on answers certain to be in the batch while the others are decoded."""
+"""Update overlap: while the rest is decoded, the scorers train responses that are certain to be in the batch."""
 
 from __future__ import annotations
 

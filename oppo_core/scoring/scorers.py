@@ -49,8 +49,8 @@ class SequenceDelta:
 class ScorerProtocol(Protocol):
     """Interface between the training loop and the scorers: in this process, a thread, a child process, or simulated.
 
-    `start_…` returns at once if the scorers run concurrently; the `wait_…` of the same name returns its result. Only one may
-    be outstanding.
+    `start_…` returns at once if the scorers run concurrently; the `wait_…` of the same name returns its result. At most one
+    `start_…` may wait for its `wait_…`.
     """
 
     saves_bytes: int  # approximate size of what `start_save` writes

@@ -1,6 +1,6 @@
 """Scorers on a GPU (the actor's or another): a thread launches their work on a separate CUDA stream.
 
-Decoding and scoring are both launch-bound. With one launching thread, no decode round would start while a chunk's prefill is
+Decoding and scoring are both launch-bound. With one launching thread, no decode step would start while a chunk's prefill is
 launched. torch releases the GIL in every operator, so two threads alternate and the device runs what either has queued. Inputs
 and results of the scorers go through the host, so the two streams never wait for each other.
 

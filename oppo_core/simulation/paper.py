@@ -137,7 +137,7 @@ CLAIMS = (
     Claim("speed-up, intra only", 1.2, 1.3, "×", lambda case, rows: rows["intra"].speedup,
           "only the reward's prefill is hidden; the paper's gain needs scoring two to three times as slow"),
     Claim("speed-up, inter only", 1.6, 2.06, "×", lambda case, rows: rows["inter"].speedup,
-          "decode rounds of the tail are saved: the gain grows with the cost of a round relative to the update"),
+          "decode steps of the tail are saved: the gain grows with the cost of a decode step relative to the update"),
     Claim("speed-up, both", 1.8, 2.8, "×", lambda case, rows: rows["both"].speedup, "about the product of the two"),
     Claim("time to reward, 4,300 min sequential", 2300, 2300, "min", lambda case, rows: 4300 / rows["both"].speedup,
           "the lay-out is not public; equal steps to the target are assumed"),

@@ -60,7 +60,7 @@
     return { watch(ids) { if (ids.join() !== runs.join()) { runs = ids; cursor = ""; close(); open(); } } };
   };
 
-  /* The status beside a page's title: "live", or the time since it is not. */
+  /* The status beside a page's title: "live", or since when it is not. */
   Oppo.showConnection = function (node, { ok, since }) {
     node.hidden = false;
     node.toggleAttribute("data-stale", !ok);

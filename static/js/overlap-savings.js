@@ -16,7 +16,7 @@
   function follow(summary) {
     if (summary.step < Math.max(2, 1.1 * requested)) return;
     requested = summary.step;
-    show(requested).catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection's note says so
+    show(requested).catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection status shows it
   }
   if (overlap.intra_step !== "off" || overlap.inter_step !== "off") run.follow(follow);
 })();

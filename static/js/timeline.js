@@ -62,7 +62,7 @@
     return goTo(clip(end - (to - from)), end);
   }
   function stale(e) {
-    if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;        // the connection's note says so
+    if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;        // the connection status shows it
   }
   async function refresh() {
     if (loading) { again = true; return; }

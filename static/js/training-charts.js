@@ -91,7 +91,7 @@
       { x: p50.x, y: p50.y, mode: "lines", line: { width: 2, color }, hoverinfo: "none" }],
     say: (k) => [f.whole(p50.y[k]), `tokens, median · p90 ${f.whole(columns[4].y[k])}`] };
   }
-  /* The others show checkpoints and evaluations, whose spikes matter: never smoothed. */
+  /* Only BIG_CAUSES are smoothed: spikes of checkpoints and evaluations must stay visible. */
   function bubble(v) {
     const { base, bubble: whole, shares } = Oppo.idleShares(v.series, Oppo.run.devicesOf(v.summary.latest || {}), Oppo.run.CAUSES), i = base.step.length - 1;
     const rest = base.step.map((_, k) => SMALL_CAUSES.reduce((sum, cause) => sum + shares[cause][k], 0));

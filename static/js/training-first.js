@@ -41,7 +41,7 @@
       document.body.append(script);
     });
   }
-  firstLoad.then(draw, () => { /* whoever waits for the figures says so */ })
+  firstLoad.then(draw, () => { /* training.js awaits the same promise and reports the error */ })
     .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are visible
   setTimeout(readOn, LATEST_MS);                                           // also in a background tab
   Oppo.trainingFirst = { series, firstLoad, axis, view, endOf };

@@ -65,7 +65,7 @@
     T.link(LINKED.map((name) => $(`plot-${name}`)), read);
     LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
   }
-  /* Stored here, because Plotly drops it at the next redraw unless the user changed that very chart. */
+  /* The zoom is stored here, because Plotly drops it at the next redraw unless the user zoomed that chart. */
   function onZoom(e) {
     if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
     const whole = "xaxis.autorange" in e || (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);

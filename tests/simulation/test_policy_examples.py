@@ -284,7 +284,7 @@ def test_remedies_in_reasons():
     made = plan(cluster([node(1, 8), node(2), node(3)], [waiting(1, 1, 8)], busy), 0)
     assert made.reasons[1].sooner == "Could start now on 2 nodes."
     made = plan(cluster([node(1, 1)], [waiting(1, 1)], busy), 0)
-    assert made.reasons[1].sooner == "Frees up when running jobs end or nodes are added."
+    assert made.reasons[1].sooner == "Devices free up when running runs end or nodes are added."
 
 
 def test_the_worked_example_of_the_documentation():

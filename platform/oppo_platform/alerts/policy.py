@@ -2,8 +2,8 @@
 
     measured value ──▶ verdict(open?, value, rule) ──▶ open · close · keep
 
-An alert opens above the threshold and closes below it by a margin (`SLACK`), so that a value that oscillates around the threshold
-opens one alert. Between the two, and if the value is unknown, nothing changes.
+With an upper threshold an alert opens above it and closes below it by a margin (`SLACK`), so that an oscillating value opens one
+alert. Between the two, and if the value is unknown, nothing changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The API's OpenAPI 3.1 document: ninja's output, completed by rules that hold for all operations.
 
 An operation's texts are beside its code: summary, docstring, descriptions of parameters and fields, and the annotated return
-type,
-which documents the response without converting it (tests/web/api/test_openapi.py checks real responses against it).
+type, which documents the response without converting it (tests/web/api/test_openapi.py checks real responses against it).
 Added here: problem responses, the `Idempotency-Key` header of writes, and recorded examples.
 """
 

@@ -95,7 +95,7 @@ def _allocate(placement: Placement, now: datetime) -> bool:
             _order_launches(attempt, placement, now)
             move_run(run, RunState.ALLOCATED, f"Allocated on {node_names(attempt)}.", "scheduler")
     except (IntegrityError, RunMoved) as error:
-        log.warning("allocation lost", run=placement.run_id, error=str(error))
+        log.warning("allocation_conflict", run=placement.run_id, error=str(error))
         return False
     return True
 
@@ -117,7 +117,7 @@ def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
 
 
 def _order_launches(attempt: Attempt, placement: Placement, now: datetime) -> None:
-    """A launch order for every node; those of further nodes are sent when the first one has claimed."""
+    """A launch order for every node; those of the other nodes are sent once the first node has claimed the attempt."""
     Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
     if attempt.nodes > 1:
         launches = create_launches(attempt, list(placement.devices)[1:])

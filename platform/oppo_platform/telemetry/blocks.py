@@ -1,4 +1,4 @@
-"""Compacted blocks of a series: packed points with a pyramid of buckets. Pure, on NumPy arrays.
+"""Byte formats of a series: points (also of hot rows), and blocks with a pyramid of buckets. Pure, on NumPy arrays.
 
     4,096 points ─▶ 256 buckets of 16 ─▶ 16 buckets of 256 ─▶ the block as one bucket
 

@@ -27,7 +27,7 @@ MOST_ROWS = 50_000  # per transaction; the rest follows in the next one
 
 
 def attempts_to_compact() -> list[int]:
-    """Attempts with enough hot points, or ended with any."""
+    """Attempts with at least OPPO_SEAL_EVENTS new events, and ended attempts with any."""
     enough = Q(high_water__gte=F("sealed") + settings.OPPO_SEAL_EVENTS)
     over = ~Q(attempt__state__in=LIVE_ATTEMPT) & Q(high_water__gt=F("sealed"))
     marks = ProducerMark.objects.filter(enough | over, producer=ENGINE)

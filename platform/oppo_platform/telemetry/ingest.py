@@ -66,7 +66,7 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
         fresh = [event for event in events if event.seq > mark.high_water]
         for number, event in enumerate(fresh, start=mark.high_water + 1):
             if event.seq != number:
-                _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # its marks are deleted, too
+                _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # a deleted run has no marks
                 raise SequenceGapError(number)
         if fresh:
             _apply(
@@ -127,7 +127,7 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
 
 
 def _stale_device_metrics(latest: Mapping[str, object], metrics: Mapping[str, float]) -> list[str]:
-    """Metrics of devices that this step does not report, because an older attempt used them. Their names and series stay."""
+    """Metrics of devices that this step does not report, because an older attempt used them. The caller sets them to null."""
     if not any(key.startswith(DEVICE_PREFIXES) for key in metrics):
         return []
     gone = [key for key in latest if key.startswith(DEVICE_PREFIXES) and key not in metrics]

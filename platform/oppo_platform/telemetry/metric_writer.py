@@ -17,7 +17,7 @@ from oppo_platform.telemetry.blocks import pack_points
 from oppo_platform.telemetry.models import Series
 
 Axis = Literal["step", "wall", "tokens", "gpu_seconds"]
-# No metric's key can begin like this (`oppo_contract.events.MetricKey`). Series → the step event's field.
+# Key of an axis series → field of the step event. Metric keys cannot contain `@` (`oppo_contract.events.MetricKey`).
 AXIS_KEYS = {"@wall": "elapsed_s", "@tokens": "generated_tokens", "@gpu_seconds": "device_seconds"}
 Column = tuple["array[int]", "array[float]"]
 COPY_HOT = "COPY telemetry_hotpoints (series_id, first_step, last_step, data) FROM STDIN (FORMAT BINARY)"

@@ -28,7 +28,7 @@ BY_CONFIG: dict[str, tuple[str, dict[str, Any], str]] = {
     "modalities": ("gemma3", {}, "other modalities"),
     "shared-keys": ("gemma4_text", {**SLIDING, "num_kv_shared_layers": 1, "num_hidden_layers": 6}, "share the keys and values"),
     "local": ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_hidden_layers": 2}, "its local"),
-    "looks-ahead": ("gemma3_text", {**SLIDING, "use_bidirectional_attention": True}, "looks ahead"),
+    "looks-ahead": ("gemma3_text", {**SLIDING, "use_bidirectional_attention": True}, "is not causal"),
     "cross-attention": ("gpt2", {"add_cross_attention": True}, "cross-attention"),
     "no-language-model": ("distilbert", {}, "no causal language model"),
     "dynamic-rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),

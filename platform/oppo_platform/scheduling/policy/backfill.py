@@ -13,7 +13,10 @@ from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, Po
 
 
 def max_stay_s(run: WaitingRun, settings: PolicySettings) -> float:
-    """Seconds after which the run is certain to release its devices, at least its protected time if preempted; else `UNKNOWN`."""
+    """Longest time for which the run can hold its devices, seconds; `UNKNOWN` if unlimited.
+
+    It is `max_runtime_s`, or, if preemptible with an estimate, the longer of estimate and protected time.
+    """
     enforced = UNKNOWN if run.max_runtime_s is None else run.max_runtime_s
     if not run.preemptible or run.estimate_s is None:
         return enforced

@@ -80,7 +80,7 @@ def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], sta
 
 
 def _wait_for_quota(run: WaitingRun, demand: Demand, state: PlanState) -> None:
-    """Promise quota to the run, so that later small runs of the team do not starve it."""
+    """Reserve quota for the run, so that later small runs of the team do not starve it."""
     estimates = [(state.quota_from(run, place.pool_id), place) for place in demand.places]
     start, place = min(estimates, key=lambda entry: entry[0])
     account = (run.team_id, place.pool_id)

@@ -37,7 +37,7 @@ class NodeDevices:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The devices of one pool and kind that a demand could use. Failed fits are cached, since a plan only uses devices up."""
+    """Devices of one pool and kind that a demand could use. Failed fits are cached: during a plan devices only become fewer."""
 
     pool_id: int
     kind: str

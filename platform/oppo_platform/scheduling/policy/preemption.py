@@ -1,12 +1,13 @@
 """Preemption: the choice of victims for a blocked run.
 
-Victims are preemptible runs past their protected time, in this order of causes: backfilled runs that are still running at their
-reservation; runs on devices borrowed by their team; runs of the own team with a lower priority.
+Victims are preemptible runs past their protected time (`PlanState.may_stop`), in this order of causes: backfilled runs that are
+still running at their reservation; runs on devices borrowed by their team; runs of the own team with a lower priority.
 
-Devices that team v has borrowed are reclaimed for team p if p stays within its own quota; or, to exclude mutual preemption, if
-    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all devices of the victims, and
-    share(p, after) < share(v, before), and
-    v keeps its own quota: a borrower takes nothing of it.
+Devices that team v has borrowed are reclaimed for team p if p stays within its own quota. Otherwise, to prevent mutual
+preemption, all of these must hold:
+    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all devices of the victims;
+    share(p, after) < share(v, before);
+    v is not reduced below its own quota.
 Of the sufficient sets the one with the fewest runs, then the fewest devices, is chosen; it contains no unneeded victim.
 """
 
@@ -23,7 +24,7 @@ from oppo_platform.scheduling.policy.snapshot import DevicesByNode, RunningRun, 
 
 
 class Cause(IntEnum):
-    """Why a run may be preempted; the lower goes first."""
+    """Why a run may be preempted; victims with a lower value are chosen first."""
 
     BACKFILL = 0
     RECLAIM = 1
@@ -81,7 +82,7 @@ class VictimSearch:
         others = [other for other in self.state.running(self.place.pool_id) if may_stop(other)]
         lower = [o for o in others if o.team_id == self.run.team_id and o.priority < self.run.priority]
         own = sum(self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id] for other in lower)
-        # A bound: all lower priorities of the own team count as stopped. `_allowed` checks the chosen set exactly.
+        # Upper bound: as if all runs of the team with a lower priority were stopped. `_allowed` checks the chosen set exactly.
         reclaimable = {team_id for team_id in {other.team_id for other in others} if self.may_reclaim(team_id, 0, 0, own)}
         return [
             Victim(other, cause, self._freed_devices(other), self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id])

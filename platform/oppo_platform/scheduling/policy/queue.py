@@ -4,7 +4,7 @@ Runs with preempted victims come first, so that no other run takes the released 
 older submission. Between teams, by each team's next run: own quota before borrowed, then an existing reservation, then the lower
 share, then the older submission. Each decision changes quotas and shares, so the order is computed one run at a time.
 
-A run that is within its quota in one pool and borrows in another has two turns, one in each tier.
+A run that is within its quota in one pool and borrows in another is considered twice: within its quota, then as a borrower.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
 def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> Reason:
     they, devices = ("it has", "its") if len(victims) == 1 else ("they have", "their")
     text = f"{_named(run.team_id, victims)} can be preempted once {they} had {devices} minimum runtime."
-    return Reason("protected", text, {"protected": len(victims)}, start, "Frees up when running jobs end.")
+    return Reason("protected", text, {"protected": len(victims)}, start, "Devices free up when running runs end.")
 
 
 def _quota(blocked: Blocked, state: PlanState) -> Reason:
@@ -75,7 +75,7 @@ def _quota(blocked: Blocked, state: PlanState) -> Reason:
     else:
         text = f"Team {team} uses {used} on pool {pool}; its quota is {quota.nominal}, and {cap}."
     detail = {"pool": place.pool_id, "used": used, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
-    hint = "Frees up when runs of the team end, or with a larger quota or borrow limit."
+    hint = "Quota frees up when runs of the team end, or with a larger quota or borrow limit."
     return Reason("quota", text, detail, blocked.estimated_start, hint)
 
 
@@ -121,7 +121,7 @@ def _smaller_request(run: WaitingRun, places: Sequence[Place]) -> str:
 
     most = 0 if run.nodes is not None else max((usable(group) for place in places for group in place.groups), default=0)
     if not most:
-        return "Frees up when running jobs end or nodes are added."
+        return "Devices free up when running runs end or nodes are added."
     for place in places:
         chosen = select_whole_nodes(place.groups, run.devices, len(place.groups), usable)
         if chosen and len(chosen) > run.nodes_max:
