@@ -78,13 +78,13 @@ class PlanState:
 
     def may_stop(self, run: RunningRun) -> bool:
         """Whether the run can be preempted now: it is preemptible, not stopping, and its protected time has passed."""
-        return self.protected_until(run) <= self.now and self._may_be_stopped(run)
+        return self.protected_until(run) <= self.now and self._is_preemptible(run)
 
     def may_stop_later(self, run: RunningRun) -> bool:
         """Whether it can be preempted after its protected time, and no other blocked run waits for that."""
-        return self._may_be_stopped(run) and not any(run in victims for victims in self.protected_victims.values())
+        return self._is_preemptible(run) and not any(run in victims for victims in self.protected_victims.values())
 
-    def _may_be_stopped(self, run: RunningRun) -> bool:
+    def _is_preemptible(self, run: RunningRun) -> bool:
         return run.preemptible and not run.stopping and run.run_id not in self.leaving
 
     def protected_until(self, run: RunningRun) -> float:
