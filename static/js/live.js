@@ -8,11 +8,11 @@
   const POLL_MS = 3000, LONGEST_WAIT_MS = 15000;
 
   Oppo.live = function ({ runs, onRun, onState }) {
-    let source = null, cursor = "", retry = 0, wait = 1000, poller = 0, heard = Date.now(), ok = null;
+    let source = null, cursor = "", retry = 0, wait = 1000, poller = 0, lastContact = Date.now(), ok = null;
 
     function say(now) {
-      if (now) heard = Date.now();
-      if (now !== ok || !now) onState({ ok: now, since: new Date(heard) });
+      if (now) lastContact = Date.now();
+      if (now !== ok || !now) onState({ ok: now, since: new Date(lastContact) });
       ok = now;
     }
     function take(summary) { say(true); onRun(summary); }
@@ -23,14 +23,14 @@
       source = new EventSource(`${Oppo.api.root}stream?${query}`);
       source.addEventListener("open", () => { wait = 1000; stopPolling(); say(true); });
       source.addEventListener("run", (e) => { cursor = e.lastEventId || cursor; take(JSON.parse(e.data)); });
-      source.addEventListener("error", () => { close(); startPolling(); later(); });
+      source.addEventListener("error", () => { close(); startPolling(); scheduleReconnect(); });
     }
     function close() {
       if (source) source.close();
       source = null;
       clearTimeout(retry);
     }
-    function later() {                                  // own delay: a browser does not reconnect after an HTTP error
+    function scheduleReconnect() {                      // own delay: a browser does not reconnect after an HTTP error
       retry = setTimeout(open, wait);
       wait = Math.min(2 * wait, LONGEST_WAIT_MS);
     }

@@ -145,7 +145,7 @@
   }
   /* Returns a function that tells for each summary whether the run has resumed since the previous one, in a newer attempt or
      (older versions) from a checkpoint: known steps may have been trained again, and their data is outdated. */
-  function takenUp() {
+  function resumeDetector() {
     let before = null;
     return (now) => {
       const was = before;
@@ -153,7 +153,7 @@
       return was !== null && was.attempt !== null && (now.attempt !== was.attempt || now.step < was.step);
     };
   }
-  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, takenUp, get summary() { return summary; },
+  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, resumeDetector, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();
   Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => { connection = s; showLive(); } });

@@ -7,7 +7,7 @@
   const form = $("wanted"), rows = $("rows"), headings = [...document.querySelectorAll("[data-sort]")];
   const FIELDS = ["q", "from_step", "to_step", "min_score", "max_score", "min_age", "max_age", "ending", "held_out", "sort"];
   const NEWEST = "-step", A_PAGE = 50, TYPING_MS = 250, EXCERPT = 400;
-  const takenUp = run.takenUp();
+  const hasResumed = run.resumeDetector();
   let state = {}, items = [], next = null, newest = 0, seen = 0, timer = 0, loading = false, outdated = false;
 
   /* --- the address ------------------------------------------------------ */
@@ -175,7 +175,7 @@
   load();
   function news(summary) {
     const steps = summary.step - seen;
-    outdated = takenUp(summary) || outdated;
+    outdated = hasResumed(summary) || outdated;
     if ((steps <= 0 && !outdated) || loading) return;
     if (!items.length && !filters().length) { load(); return; }
     $("fresh").hidden = false;

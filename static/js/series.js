@@ -7,7 +7,7 @@
   const MAX_POINTS = 2000, REFETCH_AT = 3000;            // appended points are raw; beyond this number all are fetched again, thinned by the server
 
   Oppo.series = function (runId, keys) {
-    const takenUp = Oppo.run.takenUp();
+    const hasResumed = Oppo.run.resumeDetector();
     let columns = {}, lastStep = 0, axis = "step", anew = true;
     let near = null, range = null;                       // the columns of a zoomed range of merged steps
 
@@ -28,7 +28,7 @@
     }
     /* Resolves to whether anything is new. */
     async function update(summary) {
-      if (takenUp(summary)) anew = true;
+      if (hasResumed(summary)) anew = true;
       const all = anew || longest() > REFETCH_AT;
       if (!all && summary.step <= lastStep) return false;
       const unit = axis, reply = await fetch({ since_step: all ? 0 : lastStep });

@@ -8,7 +8,7 @@
   const lanes = $("lanes"), miniCanvas = $("mini"), tip = $("tip");
   const painter = Oppo.timelinePainter(lanes, miniCanvas), { view, state } = painter;
   const series = Oppo.series(run.id, ["bubble/*", "idle_s/*"]);
-  const takenUp = run.takenUp();
+  const hasResumed = run.resumeDetector();
   const linked = (/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("window") || "") || []).slice(1).map(Number);
   let reply = null, follow = true, loading = false, again = false, outdated = false, queued = 0, resting = 0, requests = 0;
 
@@ -69,7 +69,7 @@
     loading = true;
     try {
       const { summary } = run;
-      if (takenUp(summary)) { outdated = true; requests += 1; }
+      if (hasResumed(summary)) { outdated = true; requests += 1; }
       if (await series.update(summary) || !state.run) {
         const shares = Oppo.idleShares(series, run.devicesOf(summary.latest || {}), run.CAUSES);
         state.run = { step: shares.base.step, bubble: shares.bubble, shares: shares.shares, causes: run.CAUSES, total: summary.total_steps, last: summary.step, over: Boolean(summary.ended_at) };

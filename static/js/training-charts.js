@@ -3,9 +3,9 @@
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
   const SCORE = "critic/score/mean", QUANTILES = ["p10", "p25", "p50", "p75", "p90"].map((q) => `response_length/${q}`);
-  const PLAIN = { kl: "objective/kl", entropy: "actor/entropy", clipfrac: "actor/pg_clipfrac", vf: "critic/vf_loss", ev: "critic/vf_explained_var",
+  const METRIC_OF_CHART = { kl: "objective/kl", entropy: "actor/entropy", clipfrac: "actor/pg_clipfrac", vf: "critic/vf_loss", ev: "critic/vf_explained_var",
     step_time: "timing_s/step", delta: "oppo/overcommit", chunk: "oppo/chunk_size" };
-  const KEYS = [SCORE, ...QUANTILES, "response_length/mean", ...Object.values(PLAIN), "busy/*", "bubble/*", "idle_s/*"];
+  const KEYS = [SCORE, ...QUANTILES, "response_length/mean", ...Object.values(METRIC_OF_CHART), "busy/*", "bubble/*", "idle_s/*"];
   const NEAR = 0.6;                                      // fraction of an alert's threshold from which it is drawn
   const BIG_CAUSES = ["decode", "update", "score", "tail"], SMALL_CAUSES = ["weights", "data", "checkpoint", "eval", "unknown"];
 
@@ -68,7 +68,7 @@
     return { ...made, keep: [limit] };
   }
   function kl(v) {
-    const made = line(PLAIN.kl, { axis: { rangemode: "tozero" }, unit: "nats" })(v), limit = v.limits.kl;
+    const made = line(METRIC_OF_CHART.kl, { axis: { rangemode: "tozero" }, unit: "nats" })(v), limit = v.limits.kl;
     return alertLine(made, made.column.y, limit, `alert above ${f.plain(limit)}`);
   }
   function around(values) {                              // Plotly does not count lines drawn as shapes
@@ -142,6 +142,6 @@
   const share = { axis: { rangemode: "tozero", tickformat: ".2f" }, digits: 3, raw: false };
   Oppo.trainingCharts = { KEYS, LINKED: ["reward", "kl", "length", "bubble"],
     CHARTS: { reward, kl, length, bubble,
-      entropy: line(PLAIN.entropy, { raw: false }), clipfrac: line(PLAIN.clipfrac, share), vf: line(PLAIN.vf, { axis: { rangemode: "tozero" }, digits: 3, raw: false }), ev: line(PLAIN.ev, { raw: false }),
-      delta: stepped(PLAIN.delta, "overcommit", counts), chunk: stepped(PLAIN.chunk, "chunk", powers), busy, step_time: line(PLAIN.step_time, { axis: { rangemode: "tozero", ticksuffix: " s" }, digits: 2, unit: "s", raw: true }) } };
+      entropy: line(METRIC_OF_CHART.entropy, { raw: false }), clipfrac: line(METRIC_OF_CHART.clipfrac, share), vf: line(METRIC_OF_CHART.vf, { axis: { rangemode: "tozero" }, digits: 3, raw: false }), ev: line(METRIC_OF_CHART.ev, { raw: false }),
+      delta: stepped(METRIC_OF_CHART.delta, "overcommit", counts), chunk: stepped(METRIC_OF_CHART.chunk, "chunk", powers), busy, step_time: line(METRIC_OF_CHART.step_time, { axis: { rangemode: "tozero", ticksuffix: " s" }, digits: 2, unit: "s", raw: true }) } };
 })();

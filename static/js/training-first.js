@@ -7,7 +7,7 @@
   const series = Oppo.series(run.id, KEYS), axis = Oppo.axisInAddress("step");
   if (axis !== "step") series.setAxis(axis);
   const firstLoad = series.update(run.summary);
-  const SEEN_FIRST = ["reward", "kl", "length"], LATEST_MS = 1000;
+  const DRAWN_FIRST = ["reward", "kl", "length"], LATEST_MS = 1000;
 
   function stored() {
     try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
@@ -23,7 +23,7 @@
 
   function draw() {
     if (axis !== "step") return;                         // in other units Plotly draws first
-    SEEN_FIRST.forEach((name) => {
+    DRAWN_FIRST.forEach((name) => {
       const made = CHARTS[name](view);
       preview(document.getElementById(`plot-${name}`), made, endOf(made.column));
       const last = made.column.x.length - 1;
@@ -31,7 +31,7 @@
     });
   }
   let begun = false;
-  function readOn() {
+  function loadLaterScripts() {
     if (begun) return;
     begun = true;
     document.querySelectorAll("link[rel=later]").forEach((link) => {
@@ -42,7 +42,7 @@
     });
   }
   firstLoad.then(draw, () => { /* training.js awaits the same promise and reports the error */ })
-    .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are visible
-  setTimeout(readOn, LATEST_MS);                                           // also in a background tab
+    .finally(() => requestAnimationFrame(() => setTimeout(loadLaterScripts)));       // after the frame in which they are visible
+  setTimeout(loadLaterScripts, LATEST_MS);                                           // also in a background tab
   Oppo.trainingFirst = { series, firstLoad, axis, view, endOf };
 })();

@@ -7,7 +7,7 @@
   const { series, firstLoad, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
   const CHARACTER_PX = 7;                                // maximum width of a label's character
-  const inView = new Set(), drawn = {}, takenUp = run.takenUp();
+  const inView = new Set(), drawn = {}, hasResumed = run.resumeDetector();
   let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0, due = false;
 
   function axisOf(column) {
@@ -79,9 +79,9 @@
     Object.entries(drawn).forEach(([name, made]) => {
       if (!made.say || !$(`at-${name}`)) return;
       const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
-      const [figure, company] = i < 0 ? ["", ""] : made.say(i);
+      const [figure, detail] = i < 0 ? ["", ""] : made.say(i);
       setText($(`at-${name}`), figure);
-      setText($(`by-${name}`), i >= 0 && x !== null ? `${company} · step ${f.whole(made.column.step[i])}` : company);
+      setText($(`by-${name}`), i >= 0 && x !== null ? `${detail} · step ${f.whole(made.column.step[i])}` : detail);
     });
   }
   async function refresh() {
@@ -106,7 +106,7 @@
     if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
   }
   async function decisions(summary) {
-    if (takenUp(summary)) decisionsAt = -1;
+    if (hasResumed(summary)) decisionsAt = -1;
     if (summary.step === decisionsAt) return;
     const since = Math.max(0, decisionsAt - 1);          // a step's decision may arrive after it, so the last step is fetched again
     const fresh = await Oppo.api.all(`runs/${run.id}/decisions`, { since_step: since });
