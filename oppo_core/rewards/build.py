@@ -105,7 +105,7 @@ class RewardBuilder:
     def _encoder(self, model: ModelSpec, reads: str) -> Encode:
         if model.tiny is not None:
             if reads == "chat":
-                raise RewardError("a built-in reward model has no chat template; let it read: text, or tokens")
+                raise RewardError("a built-in reward model has no chat template; set reads: text (or tokens)")
             encode = load_codec(model, self.roots).encode
             return lambda answer: encode(answer.text)
         assert model.path is not None

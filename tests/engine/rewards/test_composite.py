@@ -31,7 +31,7 @@ WEIGHTS = (0.7, -2.0, 1.5, 0.3)
     ("reward", "words"),
     [
         ({"model": {"path": "without-tokenizer"}, "reads": "text"}, "cannot be read"),
-        ({"model": {"path": "other-tokens"}}, "let it read: text"),
+        ({"model": {"path": "other-tokens"}}, "set reads: text"),
         ({"model": {"tiny": {"context": 128}}, "reads": "chat"}, "has no chat template"),
         ({"rule": "os:getcwd"}, "there is no rule os:getcwd"),
         ({"http": {"url": "http://127.0.0.1:9/x"}}, "OPPO_REWARD_HOSTS=127.0.0.1:9"),
