@@ -31,6 +31,8 @@ class Scratch:
         self.folder = Path(tempfile.mkdtemp(prefix="oppo-tests-"))
         self.tmp = self.folder / "tmp"
         self.tmp.mkdir()
+        # Servers that a test starts under another account open their own folders below.
+        self.folder.chmod(0o711)
         self._remover = subprocess.Popen(["/bin/sh", "-c", REMOVE, self.folder], stdin=subprocess.PIPE, start_new_session=True)
         os.environ |= {"TMPDIR": str(self.tmp), VARIABLE: str(self.folder)}
         tempfile.tempdir = None

@@ -84,26 +84,25 @@ OLD_SERVERS = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if int
 @contextmanager
 def old_server(programs: Path) -> Iterator[str]:
     """A PostgreSQL of an earlier major version, as an account that it accepts."""
-    folder = Path(tempfile.mkdtemp(prefix="oppo-old-"))
-    account: dict[str, Any] = {"user": "nobody", "cwd": folder} if os.geteuid() == 0 else {"cwd": folder}
-    if os.geteuid() == 0:
-        shutil.chown(folder, "nobody")
-    port = saved_port(folder, "old")
-    data = folder / "data"
-    subprocess.run(
-        [programs / "initdb", "-D", data, "-U", "oppo", "-A", "trust", "-E", "UTF8", "--locale=C"], **account, check=True
-    )
-    options = ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-    with subprocess.Popen([programs / "postgres", "-D", data, *options], **account) as server:
-        try:
-            url = f"postgresql://oppo@127.0.0.1:{port}"
-            ready = [programs / "pg_isready", "-d", f"{url}/postgres"]
-            assert_eventually(lambda: subprocess.run(ready, check=False).returncode == 0)
-            yield f"{url}/oppo"
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait()
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="oppo-old-") as name:
+        folder = Path(name)
+        account: dict[str, Any] = {"user": "nobody", "cwd": folder} if os.geteuid() == 0 else {"cwd": folder}
+        if os.geteuid() == 0:
+            shutil.chown(folder, "nobody")
+        port = saved_port(folder, "old")
+        data = folder / "data"
+        initdb = [programs / "initdb", "-D", data, "-U", "oppo", "-A", "trust", "-E", "UTF8", "--locale=C"]
+        subprocess.run(initdb, **account, check=True)
+        options = ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        with subprocess.Popen([programs / "postgres", "-D", data, *options], **account) as server:
+            try:
+                url = f"postgresql://oppo@127.0.0.1:{port}"
+                ready = [programs / "pg_isready", "-d", f"{url}/postgres"]
+                assert_eventually(lambda: subprocess.run(ready, check=False).returncode == 0)
+                yield f"{url}/oppo"
+            finally:
+                server.send_signal(signal.SIGINT)
+                server.wait()
 
 
 def assert_eventually(holds: Callable[[], bool]) -> None:
