@@ -97,7 +97,8 @@ def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     engine.actor.load(folder)
     passes, engine.progress = engine.progress.passes, Progress(**state["progress"])
     _limit_passes(engine, passes, changes)
-    engine.overcommit = OvercommitState(**state["overcommit"])
+    saved = state["overcommit"]  # checkpoints of earlier versions have more fields
+    engine.overcommit = OvercommitState(saved["overcommit"], saved["means"], saved.get("steps_without_rise", 0))
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = load_cohorts(state)
     engine.moments = ScoreMoments(**state["score_moments"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
@@ -164,13 +163,9 @@ def _write_samples(engine: Engine, experience: Experience) -> None:
 
 def _run_controllers(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    # Raw, because normalized scores have no slope; group means, because the responses of a group are not independent.
-    scores = experience.raw_scores.view(-1, spec.ppo.group_size).mean(-1)
-    if spec.overlap.inter_step == "defer":
-        error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        _write_choice(
-            engine, "overcommit", adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error)
-        )
+    if spec.overlap.inter_step == "defer":  # raw scores, because normalized ones have no slope
+        decision = adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(experience.raw_scores.mean()))
+        _write_choice(engine, "overcommit", decision)
     _write_choice(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
     if spec.ppo.kl.controller == "adaptive":
         per_token = float(experience.kl[experience.mask].mean())

@@ -116,7 +116,9 @@ class Chunk(Section):
     candidates: list[Annotated[int, Field(ge=1)]] | None = Field(
         None, min_length=2, max_length=5, description="Candidate sizes, tokens; default: powers of two around the current size."
     )
-    explore_every: int = Field(50, ge=1, description="Steps between two explorations.")
+    explore_every: int = Field(
+        50, ge=1, description="Steps before the first exploration, and the minimum between two; trials take at most 2 % of steps."
+    )
 
 
 class Overlap(Section):
