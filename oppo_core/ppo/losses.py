@@ -13,20 +13,26 @@ from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 WHITEN_EPS = 1e-8
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "k3+"]
 
 
 def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) -> Tensor:
     """Per-token estimate of KL(policy ‖ reference), nats, same shape; log-ratios clamped to ±20.
 
-    k1 = log-ratio; k2 = half its square; k3 = exp(−log-ratio) − 1 + log-ratio (unbiased, never negative).
+    k1 = log-ratio; k2 = half its square; k3 = exp(−log-ratio) − 1 + log-ratio (unbiased, never negative). As a loss, with tokens
+    sampled by the policy: the expected gradient of k1 is 0; that of k2 is the gradient of the KL divergence; that of k3 is the
+    gradient of the reverse divergence, KL(reference ‖ policy). k3+ has the value of k3 and the gradient of k2.
     """
     log_ratio = (logp - reference_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
-    return torch.exp(-log_ratio) - 1 + log_ratio
+    k3 = torch.exp(-log_ratio) - 1 + log_ratio
+    if estimator == "k3":
+        return k3
+    k2 = 0.5 * log_ratio.square()
+    return k2 + (k3 - k2).detach()
 
 
 def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:

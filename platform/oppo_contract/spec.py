@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from oppo_contract.retired import drop_unused_settings, replace_retired_settings
-from oppo_contract.sections.base import Name, Section
+from oppo_contract.sections.base import STORED, Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Overcommit, Overlap, Rollout
@@ -273,7 +273,7 @@ class RunSpec(Section):
         return self.overlap.overcommit.initial if self.overlap.inter_step != "off" else 0
 
 
-def load_spec(data: Any) -> RunSpec:
+def load_spec(data: Any, context: dict[str, bool] | None = None) -> RunSpec:
     """Validate plain data (from YAML, JSON or a form). Removed settings that had no effect are ignored.
 
     Raises:
@@ -281,11 +281,11 @@ def load_spec(data: Any) -> RunSpec:
     """
     data = drop_unused_settings(data)
     try:
-        return RunSpec.model_validate(data)
+        return RunSpec.model_validate(data, context=context)
     except ValidationError as error:
         raise SpecError(translate_errors(error, RunSpec, data)) from None
 
 
 def load_stored_spec(data: Any) -> RunSpec:
     """Validate the spec of a stored run or checkpoint; `oppo_contract.retired` replaces removed settings. Raises SpecError."""
-    return load_spec(replace_retired_settings(data))
+    return load_spec(replace_retired_settings(data), STORED)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oppo_contract import load_spec
+from oppo_contract.spec import load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
 INEXACT = [
@@ -55,6 +56,22 @@ def test_recompute_conflicts(minimal: dict[str, Any]) -> None:
         load_spec(change(together, "training.recompute", recompute))
         load_spec(change(change(sharded, "training.zero_stage", 2), "training.recompute", recompute))
     load_spec(change(sharded, "training.packing", "on"))
+
+
+def test_kl_estimator_must_suit_its_placement(minimal: dict[str, Any]) -> None:
+    (problem,) = refused(change(minimal, "ppo.kl.placement", "loss"))
+    assert (problem.path, problem.value) == ("ppo.kl.estimator", '"k1"')
+    assert "expected gradient of zero" in problem.message
+    assert "k2, k3 or k3+" in str(problem.allowed)
+    (problem,) = refused(change(minimal, "ppo.kl.estimator", "k3+"))
+    assert problem.path == "ppo.kl.estimator"
+    for estimator in ("k2", "k3", "k3+"):
+        load_spec(change(minimal, "ppo.kl", {"placement": "loss", "estimator": estimator}))
+
+
+def test_a_stored_run_with_k1_in_the_loss_can_be_read(minimal: dict[str, Any]) -> None:
+    """Its page and a fork with another estimator need that; a new run and a resumed one are refused."""
+    assert load_stored_spec(change(minimal, "ppo.kl.placement", "loss")).ppo.kl.estimator == "k1"
 
 
 WITHOUT_VLLM = [

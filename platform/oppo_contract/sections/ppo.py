@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from oppo_contract.sections.base import Path, Positive, Section, Share
+from oppo_contract.sections.base import Path, Positive, Section, Share, is_stored
 from oppo_contract.spec_errors import SettingError
 
 # Settings of the critic, and of per-token rewards and discounts, which only a critic uses.
@@ -21,8 +21,10 @@ class Kl(Section):
     """KL penalty to the reference policy."""
 
     coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        "k1", description="Per-token estimator: log-ratio, half its square, or the unbiased low-variance one."
+    estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
+        "k1",
+        description="Per-token estimator: k1 log-ratio, k2 half its square, k3 unbiased with low variance, k3+ value of k3 with"
+        " the gradient of k2. k1 only in the reward, k3+ only in the loss.",
     )
     placement: Literal["reward", "loss"] = Field(
         "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
@@ -32,6 +34,15 @@ class Kl(Section):
     )
     target: Positive = Field(0.1, description="Target mean KL per token of the adaptive controller, nats.")
     horizon: int = Field(10_000, ge=1, description="Horizon of the adaptive controller, sequences.")
+
+    @model_validator(mode="after")
+    def check_estimator(self, info: ValidationInfo) -> Self:
+        if self.placement == "loss" and self.estimator == "k1" and not is_stored(info):
+            reason = "has an expected gradient of zero in the loss, so it would not limit the KL (docs/algorithm.md)"
+            raise SettingError("estimator", reason, value="k1", allowed="k2, k3 or k3+, or placement reward")
+        if self.placement == "reward" and self.estimator == "k3+":
+            raise SettingError("estimator", "differs from k3 only in the loss", value="k3+", allowed="k1, k2 or k3")
+        return self
 
     @model_validator(mode="after")
     def check_unused_settings(self) -> Self:

@@ -112,9 +112,10 @@ def clamp(x: float, low: float, high: float) -> float:
 
 
 def kl_of(log_ratio: Tensor, estimator: str) -> Tensor:
-    """k1, k2 or k3 of one token."""
+    """k1, k2, k3 or k3+ of one token."""
     log_ratio = log_ratio.clamp(-20, 20)
-    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": torch.exp(-log_ratio) - 1 + log_ratio}[estimator]
+    k2, k3 = log_ratio**2 / 2, torch.exp(-log_ratio) - 1 + log_ratio
+    return {"k1": log_ratio, "k2": k2, "k3": k3, "k3+": k3.detach() - k2.detach() + k2}[estimator]
 
 
 def double_sum_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:

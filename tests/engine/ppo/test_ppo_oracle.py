@@ -31,7 +31,7 @@ OFF: dict[str, dict[str, Any]] = {
     "KL in the loss, entropy, dual clip, raw advantages": {
         "ppo": {
             "epochs": 3, "whiten_advantages": False, "value_clip_range": None, "entropy_coefficient": 0.02, "dual_clip": 1.05,
-            "clip_range": 0.01, "max_grad_norm": 0.2, "kl": {"coefficient": 0.2, "estimator": "k3", "placement": "loss"},
+            "clip_range": 0.01, "max_grad_norm": 0.2, "kl": {"coefficient": 0.2, "estimator": "k2", "placement": "loss"},
         },
     },
     "every way of shaping a score, schedules of their own": {
@@ -94,7 +94,7 @@ DEFER: dict[str, dict[str, Any]] = {
 QUICK = ("stale tokens weighted", "none weighted", "caches kept, filtered, streamed, all weighted", "filtered, one pass")
 CRITIC_FREE = {"models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 3}}
 GROUPS: dict[str, dict[str, Any]] = {
-    "GRPO, KL in the loss": {"ppo": {"algorithm": "grpo", "kl": {"placement": "loss", "estimator": "k3", "coefficient": 0.1}}},
+    "GRPO, KL in the loss": {"ppo": {"algorithm": "grpo", "kl": {"placement": "loss", "estimator": "k3+", "coefficient": 0.1}}},
     "GRPO in mini-batches, KL in the reward": {
         "ppo": {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "clip_range": 0.02, "kl": {"coefficient": 0.1}},
     },
