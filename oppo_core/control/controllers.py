@@ -88,8 +88,8 @@ def score_slope(means: list[float], window: int) -> tuple[float, float]:
 
 def _line(values: list[float]) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
     """Centred steps, least-squares slope, and residuals."""
-    y = np.asarray(values) - np.mean(values)
-    x = np.arange(len(y)) - (len(y) - 1) / 2
+    y: NDArray[np.float64] = np.asarray(values, dtype=np.float64) - float(np.mean(values))
+    x: NDArray[np.float64] = np.arange(len(y), dtype=np.float64) - (len(y) - 1) / 2
     slope = float(x @ y / (x @ x))
     return x, slope, y - slope * x
 

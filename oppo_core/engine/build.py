@@ -111,8 +111,9 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     ppo = spec.ppo
     training = spec.training
     trainer = ActorTrainer(
-        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training
-    )
+        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training,
+        spec.rollout.max_new_tokens,
+    )  # fmt: skip
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # validated by the spec
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)

@@ -46,9 +46,10 @@ EMA, EMA_MASTER = "actor-ema", "actor-ema.safetensors"
 
 @dataclass(slots=True)
 class TokenSums:
-    """Sums over the tokens of one update, divided at the end."""
+    """Sums over the tokens of one update, divided at the end. `divisor`: of the loss, see `ppo.loss_aggregation`."""
 
     tokens: int = 0
+    divisor: int = 0
     loss: float = 0.0
     clipped: float = 0.0
     log_ratio: float = 0.0
@@ -111,14 +112,18 @@ class ActorTrainer:
 
     def __init__(
         self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = SINGLE,
-        backend: BackendFactory = plain, training: Training = PLAIN_TRAINING,
+        backend: BackendFactory = plain, training: Training = PLAIN_TRAINING, max_new_tokens: int = 1,
     ) -> None:  # fmt: skip
-        """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes."""
+        """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes.
+
+        `max_new_tokens`: divisor of `loss_aggregation: token_sum`.
+        """
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
         self.training = training
+        self.max_new_tokens = max_new_tokens
         self.seed = seed
         prepare_for_training(network, training)
         self.optimizer = backend(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
@@ -232,11 +237,13 @@ class ActorTrainer:
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 late = rows if early is None else [row for row in rows if row not in early.rows]
                 with self.ranks.raise_on_all(NonFiniteError):
-                    add = partial(self._add_gradients, experience, late, kl_coefficient, total, sums, step, number)
+                    divisor = self._loss_divisor(rows, total)
+                    add = partial(self._add_gradients, experience, late, kl_coefficient, divisor, sums, step, number)
                     self.budget.run("the actor's update", add)
                     self.optimizer.pad_passes()
                 self._add_early(early, sums)
                 sums.tokens += total
+                sums.divisor += divisor
                 yield
 
     def _add_early(self, early: EarlyPart | None, sums: TokenSums) -> None:
@@ -247,12 +254,19 @@ class ActorTrainer:
         sums.loss, sums.entropy = sums.loss + early.loss, sums.entropy + early.entropy
 
     def _add_gradients(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int, number: int
+        self,
+        experience: Experience,
+        rows: list[int],
+        kl_coefficient: float,
+        divisor: int,
+        sums: TokenSums,
+        step: int,
+        number: int,
     ) -> None:
         """Accumulate all gradients of mini-batch `number`. Restores `sums` when out of memory."""
         before = replace(sums)
         try:
-            self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._mix_passes(step, number))
+            self.accumulate(experience, rows, kl_coefficient, divisor, sums, step, following=self._mix_passes(step, number))
             self.mix_in(step, number, sums)
         except torch.OutOfMemoryError:
             for field in fields(sums):
@@ -292,7 +306,7 @@ class ActorTrainer:
         )
         texts = {"actor/ptx_loss": text_loss / text_tokens} if text_tokens else {}
         return texts | {
-            "actor/pg_loss": loss / sums.tokens,
+            "actor/pg_loss": loss / sums.divisor,
             "actor/pg_clipfrac": clipped / sums.tokens,
             "actor/ppo_kl": -log_ratio / sums.tokens,
             "actor/entropy": entropy / sums.tokens,
@@ -301,10 +315,10 @@ class ActorTrainer:
         }
 
     def accumulate(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int,
+        self, experience: Experience, rows: list[int], kl_coefficient: float, divisor: int, sums: TokenSums, step: int,
         following: int = 0,
     ) -> None:  # fmt: skip
-        """Accumulate gradients of some rows of step `step`'s batch, divided by `total` tokens, micro-batch by micro-batch.
+        """Accumulate gradients of some rows of step `step`'s batch, divided by `divisor`, micro-batch by micro-batch.
 
         Uses the graphs retained by `logprobs`, if any; they must be of the same rows in the same order. `following`: further
         backward passes before the optimizer step.
@@ -313,7 +327,7 @@ class ActorTrainer:
         self.optimizer.begin(forward.passes + following)
         for group, (logp, entropy) in forward.groups():
             loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, metrics)
-            self.optimizer.backward(loss / total)
+            self.optimizer.backward(loss / divisor)
         for loss_sum, *pass_sums in metrics.read():
             if not math.isfinite(loss_sum):
                 self.optimizer.fault(
@@ -340,11 +354,26 @@ class ActorTrainer:
     ) -> Tensor:
         """Summed loss of some rows; records it and the arguments of `TokenSums.add` in `metrics`."""
         losses, clipped = self.policy_losses(rows, experience, logp, experience.advantages)
-        loss, regularization = losses.sum(), self.regularization(rows, experience, logp, entropy, kl_coefficient)
-        loss = loss if regularization is None else loss + regularization
+        scale = self._loss_scale(rows, experience, logp)
+        regularization = self.regularization(rows, experience, logp, entropy, kl_coefficient)
+        loss = (scale * (losses if regularization is None else losses + regularization)).sum()
         proximal = _tokens_of(experience.proximal_logp, rows, experience.mask, logp)
-        metrics.record(loss, losses.sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
+        metrics.record(loss, (scale * losses).sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
         return loss
+
+    def _loss_scale(self, rows: list[int], experience: Experience, like: Tensor) -> Tensor:
+        """Factor [M] of each token's loss; `_loss_divisor` divides their sum (`ppo.loss_aggregation`)."""
+        lengths = experience.mask.sum(-1, keepdim=True).double()
+        scale = {
+            "token_mean": torch.ones_like(lengths),
+            "sequence_mean": 1 / lengths,
+            "token_sum": torch.full_like(lengths, 1 / self.max_new_tokens),
+        }[self.ppo.loss_aggregation]
+        return _tokens_of(scale.expand_as(experience.mask), rows, experience.mask, like)
+
+    def _loss_divisor(self, rows: list[int], tokens: int) -> int:
+        """Divisor of a mini-batch's loss: its tokens or its responses, of all ranks. `rows`: this rank's."""
+        return tokens if self.ppo.loss_aggregation == "token_mean" else len(rows) * self.ranks.world
 
     def policy_losses(
         self, rows: list[int], experience: Experience, logp: Tensor, advantages: Tensor
@@ -354,19 +383,26 @@ class ActorTrainer:
             _tokens_of(column, rows, experience.mask, logp)
             for column in (experience.proximal_logp, advantages, experience.weights)
         )
-        return policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
+        low, high = self.ppo.clip_range, self.ppo.clip_range_high
+        return policy_loss(logp, proximal, advantages, weights, (low, low if high is None else high), self.ppo.dual_clip)
 
     def regularization(
         self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float
     ) -> Tensor | None:
-        """Loss terms without advantages, summed over some rows: entropy bonus and KL penalty. None if there are none."""
+        """Loss terms [M] without advantages: entropy bonus and KL penalty. None if there are none.
+
+        The KL term estimates an expectation over tokens that the present policy samples, so stale tokens have their importance
+        weight. The entropy of a position is exact whatever token was sampled there, so it has none.
+        """
         terms = []
         if self.ppo.entropy_coefficient:
-            terms.append(-self.ppo.entropy_coefficient * entropy.sum())
+            terms.append(-self.ppo.entropy_coefficient * entropy)
         if self.ppo.kl.placement == "loss":
-            reference = _tokens_of(experience.reference_logp, rows, experience.mask, logp)
-            terms.append(kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum())
-        return torch.stack(terms).sum() if terms else None
+            reference, weights = (
+                _tokens_of(column, rows, experience.mask, logp) for column in (experience.reference_logp, experience.weights)
+            )
+            terms.append(kl_coefficient * weights * kl_estimate(logp, reference, self.ppo.kl.estimator))
+        return torch.stack(terms).sum(0) if terms else None
 
     def _forward(
         self, network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], support: Support

@@ -60,6 +60,18 @@ class RunSpec(Section):
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When checkpoints are saved.")
     logging: Logging = Field(default_factory=Logging, description="What is recorded besides metrics.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def default_tis(cls, data: Any) -> Any:
+        """`ppo.tis` is `all` by default where sampler and trainer round differently."""
+        if not isinstance(data, dict):
+            return data
+        ppo, resources, rollout = (data.get(name, {}) for name in ("ppo", "resources", "rollout"))
+        if not all(isinstance(section, dict) for section in (ppo, resources, rollout)) or "tis" in ppo:
+            return data
+        rounds = resources.get("dtype") == "bfloat16" or rollout.get("backend") == "vllm"
+        return data | {"ppo": ppo | {"tis": "all"}} if rounds else data
+
     def _check_conflicts(self, setting: str, conflicts: list[tuple[str, bool, str]]) -> None:
         """Raise SettingError for the first of (path, whether it conflicts with `setting`, allowed values) that applies."""
         for path, applies, allowed in conflicts:
@@ -96,6 +108,7 @@ class RunSpec(Section):
         conflicts = [
             ("ppo.epochs", ppo.epochs > 1, "1"),
             ("ppo.mini_batches", ppo.mini_batches > 1, "1"),
+            ("ppo.loss_aggregation", ppo.loss_aggregation != "token_mean", "token_mean"),
             ("ppo.whiten_rewards", ppo.whiten_rewards, "false: they need the whole batch before a gradient"),
             ("ppo.normalize_scores", ppo.normalize_scores != "off", "off: it needs the whole batch"),
             ("ppo.on_nonfinite", ppo.on_nonfinite != "raise", "raise"),

@@ -11,7 +11,8 @@ from oppo_contract.spec import load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
 INEXACT = [
-    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.whiten_rewards", True), ("ppo.normalize_scores", "running"),
+    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.loss_aggregation", "token_sum"), ("ppo.whiten_rewards", True),
+    ("ppo.normalize_scores", "running"),
     ("ppo.on_nonfinite", "skip"), ("overlap.intra_step", "off"),
     ("resources.dtype", "bfloat16"), ("resources.kind", "cuda"),
 ]  # fmt: skip
@@ -72,6 +73,14 @@ def test_kl_estimator_must_suit_its_placement(minimal: dict[str, Any]) -> None:
 def test_a_stored_run_with_k1_in_the_loss_can_be_read(minimal: dict[str, Any]) -> None:
     """Its page and a fork with another estimator need that; a new run and a resumed one are refused."""
     assert load_stored_spec(change(minimal, "ppo.kl.placement", "loss")).ppo.kl.estimator == "k1"
+
+
+def test_all_tokens_are_weighted_by_default_where_sampler_and_trainer_round_differently(minimal: dict[str, Any]) -> None:
+    bfloat16 = change(minimal, "resources.dtype", "bfloat16")
+    assert load_spec(minimal).ppo.tis == "stale"
+    assert load_spec(bfloat16).ppo.tis == "all"
+    assert load_spec(change(bfloat16, "ppo.tis", "stale")).ppo.tis == "stale"
+    assert load_spec(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm")).ppo.tis == "all"
 
 
 WITHOUT_VLLM = [

@@ -99,6 +99,14 @@ class Ppo(Section):
     )
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay.")
     clip_range: Positive = Field(0.2, le=10, description="ε of the clipped policy ratio.")
+    clip_range_high: float | None = Field(
+        None, gt=0, le=10, description="ε above 1 (clip-higher, DAPO, arXiv 2503.14476 §3.1); same as `clip_range` when empty."
+    )
+    loss_aggregation: Literal["token_mean", "sequence_mean", "token_sum"] = Field(
+        "token_mean",
+        description="Mean over all tokens of a mini-batch; mean over responses of each one's token mean (GRPO, arXiv 2402.03300);"
+        " or mean over responses of their token sum ÷ `max_new_tokens` (Dr. GRPO, arXiv 2503.20783).",
+    )
     dual_clip: float | None = Field(None, gt=1, description="Upper bound of the loss for negative advantages; off when empty.")
     value_clip_range: float | None = Field(0.2, gt=0, description="Clip range of the value loss; off when empty.")
     gamma: Share = Field(1.0, description="Discount factor per token.")
@@ -126,7 +134,11 @@ class Ppo(Section):
     whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, keeping the mean.")
     score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
     kl: Kl = Field(default_factory=Kl, description="KL penalty to the reference policy.")
-    tis: Literal["off", "stale", "all"] = Field("stale", description="Tokens with a truncated importance weight (TIS).")
+    tis: Literal["off", "stale", "all"] = Field(
+        "stale",
+        description="Tokens with a truncated importance weight (TIS). Default with bfloat16 or vLLM, where sampler and trainer"
+        " round differently: `all`.",
+    )
     ema_decay: float | None = Field(
         None,
         gt=0,
@@ -141,6 +153,12 @@ class Ppo(Section):
         None, description="Pretraining text mixed into the actor's update (PPO-ptx); off when empty."
     )
     tis_cap: float = Field(2.0, ge=1, le=100, description="Upper bound of the importance weight.")
+    tis_floor: float = Field(0.0, ge=0, le=1, description="Lower bound of the importance weight.")
+    tis_outside: Literal["clamp", "mask", "reject"] = Field(
+        "clamp",
+        description="Beyond the bounds: `clamp` the weight, `mask` the token (weight 0; IcePop), or `reject` responses whose"
+        " geometric mean ratio is outside (weight 0 for all their tokens) and clamp the others.",
+    )
 
     @property
     def rows(self) -> int:
@@ -182,7 +200,8 @@ class Ppo(Section):
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
             self.reject_unused(name, f"with algorithm {self.algorithm}")
         if self.tis == "off":
-            self.reject_unused("tis_cap", "when no token has a weight", "tis stale or all")
+            for name in ("tis_cap", "tis_floor", "tis_outside"):
+                self.reject_unused(name, "when no token has a weight", "tis stale or all")
         if self.schedule == self.critic_schedule == "constant":
             self.reject_unused("final_rate", "when no learning rate decays", "another schedule or critic_schedule than constant")
         if not self.length_penalty:
