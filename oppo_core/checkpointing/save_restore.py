@@ -24,7 +24,7 @@ from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing.atomic_dir import MANIFEST, new_draft, publish, restore_former, sha256, sync_files
 from oppo_core.checkpointing.reshard import STATE, load_cohorts, load_rank_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import apply_changes, find_refusals
-from oppo_core.checkpointing.retention import checkpoints_to_prune, delete
+from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore, best_rule
 from oppo_core.distributed.process_group import rank_dir
@@ -199,7 +199,7 @@ def _publish(engine: Engine, folder: Path, score: float | None) -> None:
         "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
         manifest_sha256=published.digest, bytes=published.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
     )  # fmt: skip
-    names = [path.name for path in folder.parent.glob("step-*")]
+    names = checkpoint_names(folder.parent)
     delete(
         engine.out, checkpoints_to_prune(names, folder.name, engine.run_score.checkpoints, retention.keep, retention.keep_best)
     )
