@@ -39,6 +39,7 @@ from oppo_core.scoring.process import ProcessScorers
 from oppo_core.scoring.scorers import Networks, ScorerProtocol, ScorerSet
 from oppo_core.scoring.single_pass import SinglePassScorers
 from oppo_core.scoring.thread import ThreadedScorers
+from oppo_core.trace.cpu_time import CpuTime
 from oppo_core.trace.cuda_clock import build_recorder
 from oppo_core.trace.gpu_stats import build_gpu_stats
 from oppo_core.trace.recorder import Recorder
@@ -83,6 +84,7 @@ def assemble(
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
+            cpu_time=CpuTime(),
             parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()

@@ -47,6 +47,7 @@ def finish_step(
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
+    metrics |= engine.cpu_time.take() if engine.cpu_time is not None else {}
     # Normalized scores converge to mean 0 whatever was learned.
     score_name = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
     engine.run_score.add_step(metrics[score_name], metrics["objective/kl"])
