@@ -94,18 +94,14 @@ def assemble(
 
 
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:
-    """The decoder of `rollout.backend`. Raises LayoutError for vLLM without a GPU."""
+    """The decoder of `rollout.backend`."""
     settings, stops = decode_settings(spec, codec), build_stop_conditions(spec, codec)
     if spec.rollout.backend == "torch":
         return build_decoder(network, settings, decode_slots(spec), stops)
     from oppo_core.vllm import build
 
-    if device.type != "cuda":
-        raise LayoutError(
-            "rollout.backend is vllm, which requires a GPU, but torch sees none here; choose torch, or another node"
-        )
     assert source is not None  # validated by the spec
-    return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device.index)
+    return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device)
 
 
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:

@@ -2,7 +2,7 @@
 
 To separate GPUs weights are broadcast by NCCL in a process group of their own. On a shared GPU vLLM opens CUDA IPC handles, so
 nothing is copied through the host. Both send packs (`pack_bytes`), one weight after another: adapters are merged one layer at a
-time, and sharded weights were gathered after the optimizer step.
+time, and sharded weights were gathered after the optimizer step. On a CPU packs are files (oppo_core/vllm/file_transfer.py).
 """
 
 from __future__ import annotations
@@ -134,8 +134,13 @@ def as_vllm_error() -> Iterator[None]:
         raise VllmError(f"the weight transfer failed: {type(error).__name__}: {error}") from error
 
 
-def connect(engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, devices: int) -> VllmWeightTransfer:
+def connect(
+    engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, devices: int, on_gpu: bool = True
+) -> VllmWeightTransfer:
     """Connect to an engine that `start_engine_process` started: by NCCL with `devices` GPUs of its own, by CUDA IPC if 0.
+
+    Args:
+        on_gpu: whether the engine runs on a GPU; if not, packs of weights are files.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -143,16 +148,27 @@ def connect(engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, device
     """
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     client = WeightSyncClient(engine, loop, WeightTransferInitRequest, WeightTransferUpdateRequest)
     source = WeightSource(network)
-    arguments = trainer_arguments(devices, largest_weight(source))
-    info = NCCLTrainerInitInfo(**arguments) if devices else IPCTrainerInitInfo(**arguments)
+    info = _gpu_init_info(source, devices) if on_gpu else _file_init_info()
     with as_vllm_error():
         trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
     return VllmWeightTransfer(trainer, client)
+
+
+def _gpu_init_info(source: WeightSource, devices: int) -> Any:
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    arguments = trainer_arguments(devices, largest_weight(source))
+    return NCCLTrainerInitInfo(**arguments) if devices else IPCTrainerInitInfo(**arguments)
+
+
+def _file_init_info() -> Any:
+    from oppo_core.vllm.file_transfer import FileTrainerInit
+
+    return FileTrainerInit(rank=0, pack_bytes=PACK_BYTES)
 
 
 def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:

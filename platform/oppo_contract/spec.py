@@ -141,7 +141,8 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def check_vllm(self) -> Self:
-        kind, dtype, decoding = self.resources.kind, self.resources.dtype, self.resources.decoding_devices
+        dtype, decoding = self.resources.dtype, self.resources.decoding_devices
+        on_cpu = self.resources.kind == "cpu"
         if self.rollout.backend != "vllm":
             conflict = ("resources.decoding_devices", bool(decoding), "0, or rollout.backend vllm")
             self._check_conflicts("rollout.backend torch", [conflict])
@@ -150,12 +151,13 @@ class RunSpec(Section):
         sleeps = self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep"
         keeps = "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache"
         conflicts = [
-            ("resources.kind", kind == "cpu", "cuda or any: vLLM decodes on a GPU"),
             ("resources.dtype", dtype == "float64", "float32 or bfloat16"),
             ("models.actor", tiny, "path: a model of an architecture that vLLM supports"),
             ("ppo.tis", self.ppo.tis != "all", "all: its log-probs differ from the trainer's by rounding"),
             ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),
             ("rollout.vllm_sleep", sleeps, keeps),
+            ("rollout.vllm_sleep", self.rollout.vllm_sleep and on_cpu, "false: on a CPU vLLM cannot release memory"),
+            ("rollout.top_k", self.rollout.has_sampling_mask and on_cpu, "no filters: on a CPU vLLM reports no sampling mask"),
         ]
         self._check_conflicts("rollout.backend vllm", conflicts)
         return self
@@ -164,18 +166,10 @@ class RunSpec(Section):
     def check_vllm_placement(self) -> Self:
         if self.rollout.backend != "vllm":
             return self
-        decoding, in_engine = bool(self.resources.decoding_devices), self.rollout.vllm_process == "engine"
-        sharded = self.training.backend != "plain"
-        group = "plain, or rollout.vllm_process own: in one process both need the default process group"
+        decoding, sharded = bool(self.resources.decoding_devices), self.training.backend != "plain"
         gpus = "plain, or separate GPUs for vLLM (resources.decoding_devices): otherwise all ranks wait when one vLLM dies"
         conflicts = [
-            ("training.backend", sharded and in_engine, group),
             ("training.backend", sharded and self.resources.ranks > 1 and not decoding, gpus),
-            (
-                "resources.decoding_devices",
-                decoding and in_engine,
-                "0, or rollout.vllm_process own: the engine's process uses the training GPU",
-            ),
             (
                 "rollout.vllm_sleep",
                 decoding and self.rollout.vllm_sleep,
@@ -202,7 +196,6 @@ class RunSpec(Section):
         if all(source.served_by == "torch" for source in self.models.reward.sources()):
             return self
         conflicts = [
-            ("resources.kind", self.resources.kind == "cpu", "cuda or any: vLLM runs on a GPU"),
             ("resources.dtype", self.resources.dtype == "float64", "float32 or bfloat16"),
         ]
         self._check_conflicts("models.reward.served_by vllm", conflicts)

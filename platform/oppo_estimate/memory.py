@@ -71,6 +71,10 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
     for actor in (role for role in roles if role.name == "actor"):
         if spec.rollout.backend == "vllm":
             items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * dtype_bytes, transient)
+            if not gpu:
+                size = actor.shape.weights * dtype_bytes
+                items.append(Item("vLLM: weights", size, f"{actor.shape.weights:,} × {dtype_bytes} B"))
+                items.append(_kv_cache("vLLM: keys and values", actor.shape, slots, columns, dtype_bytes))
         else:
             items.append(_kv_cache("actor: keys and values", actor.shape, slots, columns, dtype_bytes))
             items.append(_sampling(actor.shape, slots, dtype_bytes))
@@ -127,12 +131,12 @@ def pack_bytes(largest: int, devices: int) -> int:
 
 
 def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> list[Item]:
-    """vLLM's share of the actor's GPU, and packs of weights on their way to it. `largest`: bytes of the largest weight."""
+    """vLLM's share of the actor's GPU, if any, and packs of weights on their way to it. `largest`: size of the largest one."""
     pack = pack_bytes(largest, spec.resources.decoding_devices)
-    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.vllm_process)")
-    if spec.resources.decoding_devices:
+    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.backend)")
+    if spec.resources.decoding_devices or not gpu:
         return [packs]
-    return [_shared_gpu(spec, gpu, transient)] + ([packs] if spec.rollout.vllm_process == "own" else [])
+    return [_shared_gpu(spec, gpu, transient), packs]
 
 
 def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:

@@ -84,8 +84,7 @@ def test_all_tokens_are_weighted_by_default_where_sampler_and_trainer_round_diff
 
 
 WITHOUT_VLLM = [
-    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"),
-    ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),
+    ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("models.actor", {"tiny": {"context": 1024}}),
 ]  # fmt: skip
 
 
@@ -114,7 +113,6 @@ SERVED = {"models.reward": {"model": {"path": "a"}, "served_by": "vllm"}}
             "models.reward.parts.1.memory_share", "served_by vllm",
         ),
         ({"models.reward": {"rule": "a:b", "memory_share": 0.5}}, "models.reward.memory_share", "served_by vllm"),
-        ({"resources.kind": "cpu"}, "resources.kind", "cuda"),
         ({"resources.dtype": "float64"}, "resources.dtype", "bfloat16"),
     ],
 )  # fmt: skip
@@ -128,7 +126,7 @@ def test_vllm_reward_conflicts(minimal: dict[str, Any], changes: dict[str, Any],
 
 # Four GPUs per node, three for vLLM in a separate process.
 SEPARATE_VLLM = {
-    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
+    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all",
     "resources.devices": 4, "resources.decoding_devices": 3,
 }  # fmt: skip
 
@@ -144,9 +142,8 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     [
         ({"resources.decoding_devices": 4}, "resources.decoding_devices", "at most 3"),
         ({"resources.devices": 5}, "resources.decoding_devices", "a multiple of 2"),
-        ({"rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.vllm_process own"),
         ({"rollout.vllm_sleep": True}, "rollout.vllm_sleep", "false"),
-        ({"rollout.backend": "torch", "rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.backend vllm"),
+        ({"rollout.backend": "torch"}, "resources.decoding_devices", "rollout.backend vllm"),
     ],
 )
 def test_decoding_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
@@ -221,6 +218,15 @@ def test_vllm_sampling_mask_needs_top_k(minimal: dict[str, Any]) -> None:
     (problem,) = refused(filtered)
     assert problem.path == "rollout.top_k"
     load_spec(change(filtered, "rollout.top_k", 50))
+
+
+@pytest.mark.parametrize(("path", "value"), [("rollout.vllm_sleep", True), ("rollout.top_k", 20)])
+def test_vllm_on_a_cpu_has_no_sleep_and_no_filters(minimal: dict[str, Any], path: str, value: Any) -> None:
+    decoded = change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm")
+    (problem,) = refused(change(change(decoded, path, value), "resources.kind", "cpu"))
+    assert (problem.path, problem.message) == (path, "cannot be combined with rollout.backend vllm")
+    load_spec(change(decoded, "resources.kind", "cpu"))
+    load_spec(change(change(decoded, path, value), "resources.kind", "cuda"))
 
 
 def test_device_kind_is_narrowed_by_other_settings(minimal: dict[str, Any]) -> None:
