@@ -223,7 +223,7 @@ def build_vllm_reward(folder: Path, arguments: dict[str, Any], timeout_s: float,
         return started
 
     try:
-        with vllm_environment(placement):
+        with vllm_environment(placement, loop.resources):
             import vllm  # noqa: F401 - ImportError here, not in the loop
 
             engine = loop.run(start(), "starting the reward model", START_TIMEOUT_S)

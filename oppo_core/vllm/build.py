@@ -63,7 +63,7 @@ def build_decoder(
     loop = AsyncioThread(spec.resources.longest_silence_s)
     engine: AsyncEngine | None = None
     try:
-        with vllm_environment(placement, handles=on_gpu and not devices):
+        with vllm_environment(placement, loop.resources, handles=on_gpu and not devices):
             engine = start_engine_process(loop, arguments, devices, on_gpu)
             weight_transfer = connect(engine, loop, network, devices, on_gpu)
     except BaseException:

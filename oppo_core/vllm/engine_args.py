@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +38,18 @@ _STARTING = threading.Lock()
 
 
 @contextmanager
-def vllm_environment(placement: Placement, handles: bool = False) -> Iterator[None]:
+def vllm_environment(placement: Placement, resources: ExitStack, handles: bool = False) -> Iterator[None]:
     """Environment of vLLM's processes, which start within it. Call after our own ranks' rendezvous.
 
     vLLM sets further variables (threads, preloaded libraries), which must not reach processes of ours: afterwards all are as
     before, except those of `placement` and `handles`, which vLLM reads later too. One engine starts at a time.
 
     Args:
+        resources: removes the folder of the engine's sockets, which vLLM leaves behind, when it is closed.
         handles: whether the processes exchange CUDA IPC handles; others must not unpickle anything.
     """
-    wanted = placement.environment | (IPC_ENVIRONMENT if handles else {})
+    sockets = resources.enter_context(tempfile.TemporaryDirectory(prefix="oppo-vllm-", ignore_cleanup_errors=True))
+    wanted = placement.environment | {"VLLM_RPC_BASE_PATH": sockets} | (IPC_ENVIRONMENT if handles else {})
     with _STARTING:
         before = dict(os.environ)
         for name in (AGENT_STORE, *IPC_ENVIRONMENT):

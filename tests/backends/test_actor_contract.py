@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from tests.fakes.vllm_async_engine import streaming
 
 VOCAB, EOS, SLOTS = 259, 1, 8
-OPEN: list[StreamingDecoder] = []  # to be closed
+OPEN: list[StreamingDecoder] = []  # to be closed after a test
+REAL: dict[Any, tuple[StreamingDecoder, Any, dict[str, torch.Tensor]]] = {}  # to be closed after all of them
 SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_new=40, micro_batch_tokens=400)
 
 
@@ -54,11 +56,14 @@ def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions 
 def vllm_decoder(
     folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0
 ) -> tuple[DecoderProtocol, Network]:
-    """vLLM on our GPU, on `devices` of its own, or on this CPU. One engine at a time."""
+    """vLLM on our GPU, on `devices` of its own, or on this CPU. An engine takes long to start, so the next decoder reuses it."""
     if settings.filters is not None and not torch.cuda.is_available():
         pytest.skip("vLLM reports its sampling mask on a GPU only")
-    while OPEN:
-        OPEN.pop().close()
+    arguments = (sleeps, devices, settings.keeps_cache, settings.filters is None)
+    if arguments in REAL:
+        decoder, network, weights = REAL[arguments]
+        REAL[arguments] = reuse(decoder, network, weights, settings, stops), network, weights
+        return REAL[arguments][0], network
     network, device = real_network(folder, bool(sleeps) + devices)
     resources = {"devices": 1 + devices, "decoding_devices": devices, "longest_silence_s": 600.0, "kind": device.type}
     spec = load_spec(
@@ -72,8 +77,21 @@ def vllm_decoder(
         }
     )  # fmt: skip
     decoder = build_decoder(spec, folder, network, settings, stops, SLOTS, device)
-    OPEN.append(decoder)
+    REAL[arguments] = decoder, network, deepcopy(network.state_dict())
     return decoder, network
+
+
+def reuse(
+    before: StreamingDecoder, network: Any, weights: dict[str, torch.Tensor], settings: DecodeSettings,
+    stops: StopConditions | None,
+) -> StreamingDecoder:  # fmt: skip
+    """Another decoder over an engine, with the first weights and without requests of the decoder before."""
+    before.begin([], int(before._version or 0) + 1)
+    network.load_state_dict(weights)
+    return StreamingDecoder(
+        before.engine, before._loop, settings, before._weight_transfer, stops, 4, sleeps=before._sleeps,
+        draws_by_position=before._draws_by_position,
+    )  # fmt: skip
 
 
 def real_network(folder: Path, gpus: int) -> tuple[Any, torch.device]:
@@ -120,6 +138,18 @@ def small_network() -> Network:
     return init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engines_end() -> Iterator[None]:
+    """vLLM's engines leave no process, thread or file."""
+    resource_tracker.ensure_running()  # of Python's multiprocessing: it ends with this process
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    while REAL:
+        REAL.popitem()[1][0].close()
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
@@ -134,12 +164,10 @@ def make(
 
     for name, value in IPC_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    before = set(psutil.Process().children(recursive=True))
     yield made
     while OPEN:
         OPEN.pop().close()
-    assert set(psutil.Process().children(recursive=True)) <= before
-    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+    assert len([thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]) == len(REAL)
 
 
 def sequences(count: int, first: int = 0) -> list[Sequence]:

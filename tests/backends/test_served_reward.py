@@ -7,6 +7,7 @@ import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ def test_vllm_scores_as_our_own_network_does_and_finds_the_cached_prefix(tmp_pat
     config = Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, num_labels=1, pad_token_id=0, **sizes)
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     network = load_model(ModelSpec(path=str(tmp_path)), "scalar", [], torch.float32, 0)
+    resource_tracker.ensure_running()  # of Python's multiprocessing: it ends with this process
     before = set(psutil.Process().children(recursive=True))
     on_gpu = torch.cuda.is_available()
     placement = Placement((0,), 0.3) if on_gpu else Placement(cache_bytes=cpu_cache_bytes(4, 128, 2 * 2 * 128 * 4))
