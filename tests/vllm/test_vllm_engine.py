@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -94,29 +95,27 @@ def to_the_end(decoder: StreamingDecoder, version: int) -> None:
 
 
 @torch.no_grad()
-def greedy(network: Any, sequence: Sequence) -> list[int]:
-    """Tokens of whole passes of transformers' own model, without a cache."""
-    tokens = sequence.prompt.tolist()
-    while len(tokens) < len(sequence.prompt) + SETTINGS.max_new:
-        tokens.append(int(network.model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
-        if tokens[-1] == EOS:
-            break
-    return tokens[len(sequence.prompt) :]
+def distance_from_greedy(network: Any, sequence: Sequence) -> float:
+    """How far the logits of its tokens are below the largest, at most, by one pass of transformers' own model."""
+    logits = network.model(input_ids=torch.from_numpy(sequence.tokens())[None]).logits[0, len(sequence.prompt) - 1 : -1]
+    chosen = logits.gather(-1, torch.tensor(sequence.response)[:, None]).squeeze(-1)
+    return float((logits.max(-1).values - chosen).max())
 
 
-def test_greedy_tokens_are_those_of_transformers_after_every_update(decoding: Decoding) -> None:
-    generator, seen = torch.Generator().manual_seed(0), []
+def test_tokens_are_greedy_under_the_weights_of_every_update(decoding: Decoding) -> None:
+    """Up to ties within rounding; under the weights before they are not."""
+    generator, networks = torch.Generator().manual_seed(0), []
     for version in range(4):
         some = sequences(4)
         decoding.decoder.begin(some, version)
         to_the_end(decoding.decoder, version)
-        assert [s.response for s in some] == [greedy(decoding.network, s) for s in some]
+        assert max(distance_from_greedy(decoding.network, s) for s in some) < 2e-3
         assert {v for s in some for v in s.token_versions} == {version}
-        seen.append(tuple(tuple(s.response) for s in some))
+        assert all(max(distance_from_greedy(older, s) for s in some) > 0.1 for older in networks)
+        networks.append(deepcopy(decoding.network))
         with torch.no_grad():
             for weight in decoding.network.parameters():
                 weight += 0.05 * torch.randn(weight.shape, generator=generator)
-    assert len(set(seen)) > 1, "the updates changed no token"
 
 
 def test_an_engine_process_that_dies_is_an_error(decoding: Decoding) -> None:
