@@ -31,6 +31,7 @@ from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from tests.engine.conftest import World, world, write_tokenizer  # noqa: F401 - pytest finds the fixture here
 
 VOCAB, EOS, STEPS = 40, 2, 3
+ROUNDING = 2e-3  # of vLLM's logits on a CPU, relative: up to 0.007 of 8 were seen
 CPU = torch.device("cpu")
 SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=1e-4, max_prompt=12, max_new=24, micro_batch_tokens=400)
 
@@ -96,10 +97,10 @@ def to_the_end(decoder: StreamingDecoder, version: int) -> None:
 
 @torch.no_grad()
 def distance_from_greedy(network: Any, sequence: Sequence) -> float:
-    """How far the logits of its tokens are below the largest, at most, by one pass of transformers' own model."""
+    """How far its tokens' logits are below the largest, at most, relative to it, in one pass of transformers' own model."""
     logits = network.model(input_ids=torch.from_numpy(sequence.tokens())[None]).logits[0, len(sequence.prompt) - 1 : -1]
     chosen = logits.gather(-1, torch.tensor(sequence.response)[:, None]).squeeze(-1)
-    return float((logits.max(-1).values - chosen).max())
+    return float(((logits.max(-1).values - chosen) / logits.abs().max(-1).values).max())
 
 
 def test_tokens_are_greedy_under_the_weights_of_every_update(decoding: Decoding) -> None:
@@ -109,9 +110,9 @@ def test_tokens_are_greedy_under_the_weights_of_every_update(decoding: Decoding)
         some = sequences(4)
         decoding.decoder.begin(some, version)
         to_the_end(decoding.decoder, version)
-        assert max(distance_from_greedy(decoding.network, s) for s in some) < 2e-3
+        assert max(distance_from_greedy(decoding.network, s) for s in some) < ROUNDING
         assert {v for s in some for v in s.token_versions} == {version}
-        assert all(max(distance_from_greedy(older, s) for s in some) > 0.1 for older in networks)
+        assert all(max(distance_from_greedy(older, s) for s in some) > 10 * ROUNDING for older in networks)
         networks.append(deepcopy(decoding.network))
         with torch.no_grad():
             for weight in decoding.network.parameters():
