@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from oppo_contract.events import LOCAL_RANK_SUFFIX
+from oppo_contract.machine import raise_open_file_limit
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_core.reporting.event_log import LOCAL_RANK_EVENTS, NODE_EVENTS, Journal
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Train one run; returns the exit status (docs/interfaces.md)."""
     options = _parser().parse_args(arguments)
     _exit_with_parent()
+    raise_open_file_limit()
     try:
         spec = load_spec(json.loads(options.spec.read_text()))
     except (OSError, ValueError, SpecError) as error:  # ValueError: neither UTF-8 nor JSON

@@ -1,15 +1,29 @@
-"""Helpers shared by all processes: available CPU cores, atomic writes of private files, fsync of folders."""
+"""Helpers shared by all processes: available CPU cores, limit of open files, atomic writes of private files, fsync of folders."""
 
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 from pathlib import Path
+
+MOST_OPEN_FILES = 65_536
 
 
 def available_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def raise_open_file_limit() -> None:
+    """Raise this process's soft limit of open files towards its hard one.
+
+    Each tensor in shared memory holds a file: with update overlap up to four per weight, and the usual limit is 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def mib(size: int) -> str:

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from oppo_contract.events import Event, parse_event
+from oppo_contract.machine import raise_open_file_limit
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.cli import main as engine_main
@@ -48,6 +49,7 @@ from oppo_core.train import train
 VOCAB = 40
 ARCHITECTURE = TinyArchitecture(hidden=16, layers=2, heads=2, context=96, vocab=VOCAB)
 PATIENCE_S = 120.0
+raise_open_file_limit()  # as an engine does: tests assemble many in this process
 Tree = dict[str, Any]
 
 

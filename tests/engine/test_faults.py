@@ -99,6 +99,16 @@ def test_child_processes_end_with_the_engine_but_trackers_finish_sending(tmp_pat
     assert (tmp_path / "told").read_text() == "sent\n"
 
 
+def test_open_file_limit_is_raised_to_the_hard_limit() -> None:
+    program = (
+        "import resource as r; from oppo_contract.machine import raise_open_file_limit as up\n"
+        "for soft, hard in ((200, 900), (300, 300)):\n"
+        "    r.setrlimit(r.RLIMIT_NOFILE, (soft, hard)); up(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["900", "900", "300", "300"]
+
+
 @pytest.mark.full
 def test_a_scorer_process_that_is_asked_to_end_goes_on(streaming: Any) -> None:
     """SIGTERM and Ctrl-C reach the whole process group; only the engine decides what they mean."""
