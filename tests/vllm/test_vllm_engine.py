@@ -175,7 +175,7 @@ RUN = {
         {"overlap": {"inter_step": "off", "intra_step": "off"}},
         pytest.param({}, marks=pytest.mark.full),
         pytest.param({"overlap": {"kv_after_update": "keep"}}, marks=pytest.mark.full),
-        pytest.param({"models": {"reward": {"served_by": "vllm"}}}, marks=pytest.mark.full),
+        pytest.param({"models": {"reward": {"served_by": "vllm"}}, "rollout": {"max_new_tokens": 84}}, marks=pytest.mark.full),
         pytest.param({"models": {"lora": {"rank": 4}}}, marks=pytest.mark.full),
     ],
     ids=["sequential", "OPPO", "caches kept", "reward served by vLLM", "low-rank adapters"],

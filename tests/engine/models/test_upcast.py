@@ -25,7 +25,7 @@ def test_output_and_gradients_are_those_of_a_product_in_float32(bias: bool) -> N
     exact = torch.nn.functional.linear(*wide, None if offset is None else offset.float())
     assert out.dtype == torch.float32
     assert torch.equal(out, exact)
-    assert float((out.detach() - out.bfloat16()).abs().max()) > 0.5, "rounding to bfloat16 would be visible"
+    assert float((out - out.bfloat16()).detach().abs().max()) > 0.5, "rounding to bfloat16 would be visible"
     gradients = torch.autograd.grad(out.square().sum(), [hidden, weight])
     for ours, theirs in zip(gradients, torch.autograd.grad(exact.square().sum(), wide), strict=True):
         assert ours.dtype == torch.bfloat16
