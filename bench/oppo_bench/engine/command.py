@@ -27,7 +27,7 @@ QUICK = (3, 2)
 
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
-@click.option("--quick", is_flag=True, help=f"Size S only, {QUICK[0]} repetitions of {QUICK[1]} steps, unless told otherwise.")
+@click.option("--quick", is_flag=True, help=f"Size S only, {QUICK[0]} repetitions of {QUICK[1]} steps by default.")
 @click.option("--sizes", help="S, M, L (own architecture), G1, G2 (Qwen2.5-0.5B and 1.5B shapes). Default: S,M; on cuda G1,G2.")
 @click.option("--batches", help="B, for instance 8,16,32. Default: 16; on cuda 32.")
 @click.option("--variants", help="Which of them, by name. Default: all; on cuda a selection.")

@@ -231,7 +231,7 @@ def _ceilings(size: str, ceilings: Ceilings) -> list[Result]:
 def _print_checks(size: str, found: list[Finding], report: Report) -> None:
     report.results += findings_as_results(size, found)
     for finding in found:
-        verdict = "told only" if finding.limit is None else "right" if finding.fine else "WRONG"
+        verdict = "reported only" if finding.limit is None else "right" if finding.fine else "WRONG"
         print(f"{size}: {finding.words}: {finding.seen:.3g} ({verdict}, at most {finding.limit})")
         if not finding.fine:
             report.wrong.append(f"{size}: {finding.words}: {finding.seen:.3g}, above {finding.limit}")

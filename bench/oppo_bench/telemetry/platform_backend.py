@@ -40,7 +40,7 @@ class Ours:
             self._client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
         keys = ",".join(columns)
         response = self._get(f"runs/{run.pk}/metrics", keys=keys, max_points=100).json()["series"]
-        assert all(column["step"][-1] == length for column in response.values()), "a point that was told cannot be read"
+        assert all(column["step"][-1] == length for column in response.values()), "an ingested point cannot be read"
         return time.perf_counter() - start
 
     def stored_bytes(self) -> int:

@@ -60,7 +60,7 @@ def ingest(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: in
             client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
         response = _get(client, f"runs/{run.pk}/metrics", keys="walk/*", max_points=100).json()["series"]
         taken = time.perf_counter() - start
-        assert all(column["step"][-1] == STEPS // scale for column in response.values()), "a point that was told cannot be read"
+        assert all(column["step"][-1] == STEPS // scale for column in response.values()), "an ingested point cannot be read"
         assert len(response) == METRICS
         rates.append(METRICS * STEPS // scale / taken)
         _compact(attempt)

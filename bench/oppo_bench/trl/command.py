@@ -20,7 +20,7 @@ AMOUNT, QUICK = (5, 2), (2, 1)
 
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
-@click.option("--quick", is_flag=True, help=f"{QUICK[0]} repetitions of {QUICK[1]} step, unless told otherwise.")
+@click.option("--quick", is_flag=True, help=f"{QUICK[0]} repetitions of {QUICK[1]} step by default.")
 @click.option(
     "--env", "folder", type=click.Path(file_okay=False, path_type=Path),
     help="TRL's environment; made when it is missing. Default: bench/trl in OPPO_HOME.",

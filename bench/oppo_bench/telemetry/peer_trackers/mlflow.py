@@ -50,7 +50,7 @@ class Mlflow:
             self._server.post(f"{API}/runs/log-batch", json={"run_id": run, "metrics": points})
         for key in columns_sent:
             shown = self._history([run], key)
-            assert shown[-1]["step"] == length, "a point that was told cannot be read"
+            assert shown[-1]["step"] == length, "an ingested point cannot be read"
         return time.perf_counter() - start
 
     def stored_bytes(self) -> int:
