@@ -85,7 +85,7 @@ def fill_caches(engine: Engine, version: int) -> None:
     """Prefill the KV caches with the present weights; with streaming, the scorers' at the same time."""
     if engine.layout.remote:
         with engine.trace.span("actor", "data"):
-            # New prompts are prefilled with their first chunk, because small passes are inefficient.
+            # New prompts too: the scorers read them while the actor does, and then have less to read in the first chunk.
             engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)

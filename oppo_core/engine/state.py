@@ -139,7 +139,5 @@ class Engine:
         return self.ranks.all_gather((reason or "").encode())[0].decode() or None
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Sequences to send to the scorers: all with tokens (`intra_step: per_chunk`), otherwise finished ones only."""
-        if self.spec.overlap.intra_step == "per_chunk":
-            return [s for s in sequences if s.length]
-        return [s for s in sequences if s.finished]
+        """Sequences to send to the scorers: all (`intra_step: per_chunk`), otherwise finished ones only."""
+        return [s for s in sequences if s.finished or self.spec.overlap.intra_step == "per_chunk"]

@@ -22,7 +22,7 @@ from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
-from oppo_core.models.model_io import export_model, restore_weights, save_weights
+from oppo_core.models.model_io import restore_weights, save_actor, save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
@@ -136,11 +136,11 @@ class ActorTrainer:
         state = self.optimizer.state()
         if not self.ranks.first:
             return
-        export_model(self.network, folder / WEIGHTS, source, eos, pad)
+        save_actor(self.network, folder / WEIGHTS, source, eos, pad)
         save_weights(state, folder / MOMENTS)
         if self.average is not None:
             with self.average.swapped_in():
-                export_model(self.network, folder / EMA, source, eos, pad)
+                save_actor(self.network, folder / EMA, source, eos, pad)
             save_weights(self.average.state(), folder / EMA_MASTER)
 
     def load(self, folder: Path) -> None:
@@ -155,9 +155,10 @@ class ActorTrainer:
 
     @property
     def saves_bytes(self) -> int:
-        """Weights, optimizer state and the moving average."""
-        average = 0 if self.average is None else tensor_bytes(self.network.parameters()) + self.average.saves_bytes
-        return tensor_bytes(self.network.parameters()) + self.optimizer.saves_bytes + average
+        """Trained weights, optimizer state and the moving average."""
+        weights = tensor_bytes(weight for weight in self.network.parameters() if weight.requires_grad)
+        average = 0 if self.average is None else weights + self.average.saves_bytes
+        return weights + self.optimizer.saves_bytes + average
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         one_step = self.ppo.optimizer_steps == 1

@@ -13,7 +13,14 @@ from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.engine_args import FILE_BACKEND, Placement, cpu_cache_bytes, engine_arguments, vllm_environment
+from oppo_core.vllm.engine_args import (
+    FILE_BACKEND,
+    Placement,
+    cpu_cache_bytes,
+    engine_arguments,
+    lora_arguments,
+    vllm_environment,
+)
 from oppo_core.vllm.protocols import AsyncEngine
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import connect
@@ -59,12 +66,16 @@ def build_decoder(
     devices, sleeps = spec.resources.decoding_devices // spec.resources.ranks_per_node, spec.rollout.vllm_sleep
     placement = decoder_placement(spec, network, slots, device)
     on_gpu = bool(placement.gpus)
+    lora = spec.models.lora
     arguments = engine_arguments(str(folder), spec.resources.dtype, settings, slots, sleeps, placement)
+    if lora is not None:
+        arguments |= lora_arguments(lora.rank)
+    backend = transfer_backend(spec, on_gpu)
     loop = AsyncioThread(spec.resources.longest_silence_s)
     engine: AsyncEngine | None = None
     try:
-        with vllm_environment(placement, loop.resources, handles=on_gpu and not devices):
-            engine = start_engine_process(loop, arguments, devices, on_gpu)
+        with vllm_environment(placement, loop.resources, handles=backend == "ipc"):
+            engine = start_engine_process(loop, arguments, backend)
             weight_transfer = connect(engine, loop, network, devices, on_gpu)
     except BaseException:
         if engine is not None:
@@ -77,12 +88,19 @@ def build_decoder(
     )  # fmt: skip
 
 
-def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], devices: int, on_gpu: bool) -> AsyncEngine:
-    """Start vLLM's engine in another process, configured for weight transfer. Call within `vllm_environment`.
+def transfer_backend(spec: RunSpec, on_gpu: bool) -> str | None:
+    """vLLM's name of the transfer of weights; None: adapters need none."""
+    if spec.models.lora is not None:
+        return None
+    return ("nccl" if spec.resources.decoding_devices else "ipc") if on_gpu else FILE_BACKEND
+
+
+def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], backend: str | None) -> AsyncEngine:
+    """Start vLLM's engine in another process. Call within `vllm_environment`.
 
     Args:
         arguments: see `engine_arguments`.
-        devices: GPUs of its own; 0 if it shares the trainer's.
+        backend: see `transfer_backend`.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -92,12 +110,13 @@ def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], devices
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    if not on_gpu:
+    if backend == FILE_BACKEND:
         import oppo_core.vllm.file_transfer  # noqa: F401 - registers FILE_BACKEND
-    config = WeightTransferConfig(backend=("nccl" if devices else "ipc") if on_gpu else FILE_BACKEND)
+    if backend is not None:
+        arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
 
     async def start() -> AsyncEngine:
-        started: AsyncEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(weight_transfer_config=config, **arguments))
+        started: AsyncEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         return started
 
     return loop.run(start(), "starting", START_TIMEOUT_S)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from oppo_contract.sections.models import VLLM_MAX_RANK
 from oppo_core.rng import generator
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence, Support
@@ -102,6 +103,8 @@ def cpu_cache_bytes(slots: int, longest: int, bytes_per_token: int) -> int:
 FILE_BACKEND = "oppo_files"
 EXTENSION = "oppo_core.vllm.file_transfer.WorkerExtension"
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_MAX_RANK)  # `vllm.config.lora.MaxLoRARanks`
+
 
 def reward_arguments(folder: str, dtype: str, longest: int, slots: int, placement: Placement) -> dict[str, Any]:
     """Arguments of `AsyncEngineArgs` for a pooling model that reads at most `slots` texts at once.
@@ -149,6 +152,11 @@ def engine_arguments(
         }
         | ({} if on_gpu else {"worker_extension_cls": EXTENSION})
     )
+
+
+def lora_arguments(rank: int) -> dict[str, Any]:
+    """Further arguments of `AsyncEngineArgs` for one set of LoRA adapters; vLLM allows certain ranks only."""
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(allowed for allowed in LORA_RANKS if allowed >= rank)}
 
 
 def sampling_arguments(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from safetensors.torch import load_file, save_file
@@ -23,9 +22,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
+from oppo_core.models.shared_weights import SHARED_MEMORY
 from oppo_core.vllm.engine_args import FILE_BACKEND
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files there are created privately
 
 
 @dataclass

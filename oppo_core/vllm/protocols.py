@@ -48,8 +48,10 @@ class Output(Protocol):
 class AsyncEngine(Protocol):
     """`vllm.v1.engine.async_llm.AsyncLLM`: an engine in another process. Called in its event loop's thread."""
 
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """Queue a request; yields an `Output` for each group of new tokens."""
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, lora_request: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Queue a request; yields an `Output` for each group of new tokens. `lora_request`: the adapters it uses."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests; the last output of each has all its tokens and is finished."""
@@ -77,6 +79,12 @@ class AsyncEngine(Protocol):
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """End the update; tokens sampled from now on carry this label."""
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Load adapters; returns when they are loaded."""
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Tokens sampled from now on carry this label."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine's process."""

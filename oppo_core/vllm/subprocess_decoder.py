@@ -34,6 +34,8 @@ from oppo_core.vllm.protocols import AsyncEngine, Completion, Output
 from oppo_core.vllm.weight_transfer import WeightTransfer
 
 AHEAD = "ahead.json"
+# Levels of vLLM's sleep. Dropped weights are sent again; with adapters only they are sent, so the others stay in main memory.
+OFFLOAD_WEIGHTS, DROP_WEIGHTS = 1, 2
 ABORT_RETRY_S = 0.5  # an abort may arrive before its request and have no effect
 
 
@@ -176,7 +178,8 @@ class StreamingDecoder:
     def pause(self) -> None:
         """Pause the engine, or put it to sleep; requests stay queued, and `begin` sends weights."""
         if self._sleeps:
-            self._loop.run(self.engine.sleep(level=2, mode="keep"), "falling asleep")
+            level = DROP_WEIGHTS if self._weight_transfer.lora_request is None else OFFLOAD_WEIGHTS
+            self._loop.run(self.engine.sleep(level=level, mode="keep"), "falling asleep")
             self._paused = self._asleep = True
         self._pause()
 
@@ -205,7 +208,8 @@ class StreamingDecoder:
     async def _follow(self, request_id: str, prompt: Any, parameters: Any) -> None:
         """In the loop's thread: put a request's outputs into the inbox."""
         try:
-            async for output in self.engine.generate(prompt, parameters, request_id):
+            adapters = self._weight_transfer.lora_request
+            async for output in self.engine.generate(prompt, parameters, request_id, lora_request=adapters):
                 self._inbox.put((request_id, output))
         except Exception as error:  # noqa: BLE001 - `_receive` raises it in the training loop
             self._inbox.put((request_id, error))

@@ -13,7 +13,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from oppo_contract.retired import drop_unused_settings, replace_retired_settings
 from oppo_contract.sections.base import STORED, Name, Section
-from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
+from oppo_contract.sections.models import (
+    VLLM_MAX_RANK,
+    HttpReward,
+    Lora,
+    Models,
+    ModelSpec,
+    RewardPart,
+    RewardSpec,
+    TinyArchitecture,
+)
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
@@ -147,12 +156,13 @@ class RunSpec(Section):
             conflict = ("resources.decoding_devices", bool(decoding), "0, or rollout.backend vllm")
             self._check_conflicts("rollout.backend torch", [conflict])
             return self
-        tiny = self.models.actor.tiny is not None
+        tiny, lora = self.models.actor.tiny is not None, self.models.lora
         sleeps = self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep"
         keeps = "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache"
         conflicts = [
             ("resources.dtype", dtype == "float64", "float32 or bfloat16"),
             ("models.actor", tiny, "path: a model of an architecture that vLLM supports"),
+            ("models.lora.rank", lora is not None and lora.rank > VLLM_MAX_RANK, f"{VLLM_MAX_RANK} or less"),
             ("ppo.tis", self.ppo.tis != "all", "all: its log-probs differ from the trainer's by rounding"),
             ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),
             ("rollout.vllm_sleep", sleeps, keeps),

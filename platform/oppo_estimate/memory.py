@@ -130,13 +130,13 @@ def pack_bytes(largest: int, devices: int) -> int:
     return PACK_BYTES + largest if devices else max(PACK_BYTES, largest)
 
 
-def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> list[Item]:
+def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> Iterator[Item]:
     """vLLM's share of the actor's GPU, if any, and packs of weights on their way to it. `largest`: size of the largest one."""
-    pack = pack_bytes(largest, spec.resources.decoding_devices)
-    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.backend)")
-    if spec.resources.decoding_devices or not gpu:
-        return [packs]
-    return [_shared_gpu(spec, gpu, transient), packs]
+    if gpu and not spec.resources.decoding_devices:
+        yield _shared_gpu(spec, gpu, transient)
+    if spec.models.lora is None:  # adapters are small
+        pack = pack_bytes(largest, spec.resources.decoding_devices)
+        yield Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.backend)")
 
 
 def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:
@@ -208,13 +208,11 @@ def _fsdp_state(spec: RunSpec, role: Role, dtype_bytes: int) -> list[Item]:
 
 
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
-    """Approximate size of one checkpoint on disk: trained weights and moments, and the actor as a whole model folder."""
+    """Approximate size of one checkpoint on disk: trained weights and moments."""
     dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
-    moments, actor = _optimizer_bytes(dtype_bytes), roles[0]
-    # The moving average is written twice: as a model folder, and in its own precision.
-    average = actor.shape.weights * dtype_bytes + actor.trained * max(4, dtype_bytes) if spec.ppo.ema_decay is not None else 0
-    trained = sum(role.trained * (moments + (dtype_bytes if role is not actor else 0)) for role in roles)
-    return actor.shape.weights * dtype_bytes + average + trained
+    # The moving average is written twice: as the actor's weights, and in its own precision.
+    average = roles[0].trained * (dtype_bytes + max(4, dtype_bytes)) if spec.ppo.ema_decay is not None else 0
+    return average + sum(role.trained * (_optimizer_bytes(dtype_bytes) + dtype_bytes) for role in roles)
 
 
 def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Item:

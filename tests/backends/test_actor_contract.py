@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -17,7 +18,9 @@ import psutil
 import pytest
 import torch
 
+from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture, load_spec
+from oppo_core.models.adapters import inject_lora
 from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
@@ -35,6 +38,7 @@ from tests.fakes.vllm_async_engine import streaming
 VOCAB, EOS, SLOTS = 259, 1, 8
 OPEN: list[StreamingDecoder] = []  # to be closed after a test
 REAL: dict[Any, tuple[StreamingDecoder, Any, dict[str, torch.Tensor]]] = {}  # to be closed after all of them
+LORA = Lora(rank=2, alpha=4.0)
 SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_new=40, micro_batch_tokens=400)
 
 
@@ -54,22 +58,25 @@ def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions 
 
 
 def vllm_decoder(
-    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0
-) -> tuple[DecoderProtocol, Network]:
+    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0,
+    adapters: bool = False,
+) -> tuple[DecoderProtocol, Network]:  # fmt: skip
     """vLLM on our GPU, on `devices` of its own, or on this CPU. An engine takes long to start, so the next decoder reuses it."""
     if settings.filters is not None and not torch.cuda.is_available():
         pytest.skip("vLLM reports its sampling mask on a GPU only")
-    arguments = (sleeps, devices, settings.keeps_cache, settings.filters is None)
+    arguments = (sleeps, devices, adapters, settings.keeps_cache, settings.filters is None)
     if arguments in REAL:
         decoder, network, weights = REAL[arguments]
         REAL[arguments] = reuse(decoder, network, weights, settings, stops), network, weights
         return REAL[arguments][0], network
     network, device = real_network(folder, bool(sleeps) + devices)
+    network = with_adapters(network) if adapters else network
     resources = {"devices": 1 + devices, "decoding_devices": devices, "longest_silence_s": 600.0, "kind": device.type}
     spec = load_spec(
         {
-            "name": "n", "steps": 1, "data": {"prompts": "p"}, "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}},
-            "resources": resources, "overlap": {"chunk": {"size": 4}},
+            "name": "n", "steps": 1, "data": {"prompts": "p"}, "resources": resources,
+            "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}, "lora": LORA.model_dump() if adapters else None},
+            "overlap": {"chunk": {"size": 4}},
             "rollout": {
                 "backend": "vllm", "max_prompt_tokens": settings.max_prompt, "max_new_tokens": settings.max_new,
                 **({"vllm_memory_share": 0.3, "vllm_sleep": sleeps} if device.type == "cuda" else {}),
@@ -116,8 +123,9 @@ def fake_streaming_decoder(
     interval: int,
     handles: bool = False,
     sleeps: bool = False,
+    adapters: bool = False,
 ) -> tuple[DecoderProtocol, Network]:
-    network = small_network()
+    network = small_network(adapters)
     decoder = streaming(network, settings, stops, interval, handles, sleeps)
     OPEN.append(decoder)
     return decoder, network
@@ -128,14 +136,31 @@ BACKENDS = {
     "vllm-fake-nccl": Backend(partial(fake_streaming_decoder, interval=1), 1e-9, stops=False),
     "vllm-fake-ipc": Backend(partial(fake_streaming_decoder, interval=4, handles=True), 1e-9, stops=False),
     "vllm-fake-ipc-sleep": Backend(partial(fake_streaming_decoder, interval=4, handles=True, sleeps=True), 1e-9, stops=False),
+    "vllm-fake-adapters": Backend(partial(fake_streaming_decoder, interval=4, adapters=True), 1e-9, stops=False),
+    "vllm-fake-adapters-sleep": Backend(
+        partial(fake_streaming_decoder, interval=4, adapters=True, sleeps=True), 1e-9, stops=False
+    ),
     "vllm": Backend(vllm_decoder, 1e-3, exact=False, stops=False),
     "vllm-sleep": Backend(partial(vllm_decoder, sleeps=True), 1e-3, exact=False, stops=False),
+    "vllm-adapters": Backend(partial(vllm_decoder, adapters=True), 1e-3, exact=False, stops=False),
     "vllm-nccl": Backend(partial(vllm_decoder, devices=1), 1e-3, exact=False, stops=False),
 }
 
 
-def small_network() -> Network:
-    return init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
+def small_network(adapters: bool = False) -> Network:
+    network = init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
+    return with_adapters(network) if adapters else network
+
+
+def with_adapters(network: Any) -> Any:
+    """The network with adapters that already change what it computes."""
+    inject_lora(network, LORA, 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if ".lora_B." in name:
+                weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+    return network
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,6 +171,7 @@ def engines_end() -> Iterator[None]:
     yield
     while REAL:
         REAL.popitem()[1][0].close()
+    multiprocessing.active_children()  # reaps an engine that vLLM has killed
     assert set(psutil.Process().children(recursive=True)) <= before
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
@@ -248,7 +274,8 @@ def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -
     older = deepcopy(network)
     with torch.no_grad():
         for weight in network.parameters():
-            weight *= 1.1
+            if weight.requires_grad:
+                weight *= 1.1
     fresh = sequences(2, 10)
     assert decoder.begin([*old, *fresh], 1) == sum(len(s.tokens()) - 1 for s in [*old, *fresh])
     to_the_end(decoder, 1)
