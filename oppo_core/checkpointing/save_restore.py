@@ -145,6 +145,7 @@ def _restore_interrupted(engine: Engine, suspended: dict[str, Any]) -> None:
         engine.batch = StepState(
             [sequences[i] for i in half["finishers"]], half["chunk"],
             interrupted=True, rounds=counts["rounds"], decoded=counts["decoded"],
+            replacements=half.get("replacements", 0), replaced=half.get("replaced", 0),
         )  # fmt: skip
     unchanged = not any(matches_rule(change.path, "evaluation") for change in engine.changes)
     if evaluation is not None and engine.evaluator is not None and unchanged:
@@ -249,6 +250,7 @@ def _interrupted(engine: Engine) -> dict[str, Any] | None:
         half = {
             "finishers": [s.sequence_id for s in batch.finishers], "chunk": batch.chunk, "overcommit": engine.pool.overcommit,
             "rounds": counts.rounds, "decoded": counts.decoded,
+            "replacements": batch.replacements, "replaced": batch.replaced,
         }  # fmt: skip
     if half is None and answers is None:
         return None

@@ -178,7 +178,7 @@ class ActorTrainer:
         kept: int | None = None,
         supports: Rows[Support] = (),
     ) -> RetainedForward:
-        """Log-probs and entropies of the response tokens; retains graphs up to `kept` tokens (default: a micro-batch)."""
+        """Log-probs and entropies of the response tokens; retains graphs up to `kept` tokens (default: as configured)."""
 
         def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
             support = concat_supports(supports[r] for r in rows) if supports else []
@@ -189,7 +189,7 @@ class ActorTrainer:
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
         budget = self.budget.tokens
         if kept is None:
-            kept = budget if self.optimizer.holds_graphs else 0
+            kept = budget * self.training.retained_passes if self.optimizer.holds_graphs else 0
         return RetainedForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs)
 
     def update(

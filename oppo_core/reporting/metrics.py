@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import LOG_RATIO_LIMIT, effective_sample_share
@@ -91,6 +92,12 @@ def value_metrics(experience: Experience) -> dict[str, float]:
     explained = float(1 - (returns - values).var(unbiased=False) / variance) if variance > 0 else float("nan")
     metrics = spread("critic/returns", returns.double().numpy()) | spread("critic/values", values.double().numpy())
     return metrics | {"critic/vf_explained_var": explained}
+
+
+def uniform_groups(scores_B: Tensor, group_size: int) -> int:
+    """Number of groups whose responses all have the same score, and therefore advantage 0."""
+    grouped = scores_B.view(-1, group_size)
+    return int((grouped == grouped[:, :1]).all(-1).sum())
 
 
 def tail_batch_metrics(pool: Pool) -> dict[str, float]:

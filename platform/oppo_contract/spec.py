@@ -238,6 +238,24 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def check_dynamic_sampling(self) -> Self:
+        tail_batch = self.overlap.inter_step == "tail_batch"
+        conflict = ("overlap.inter_step", bool(self.ppo.dynamic_sampling) and tail_batch, "off or defer")
+        self._check_conflicts("ppo.dynamic_sampling", [conflict])
+        return self
+
+    @model_validator(mode="after")
+    def check_retained_passes(self) -> Self:
+        training, steps = self.training, self.ppo.optimizer_steps
+        frees = training.backend == "fsdp2" or (training.backend == "deepspeed" and training.zero_stage == 3)
+        if training.retained_passes != 1 and (steps > 1 or frees):
+            reason = f"with {steps} optimizer steps per batch" if steps > 1 else "where weights are freed after each pass"
+            raise SettingError(
+                "training.retained_passes", f"has no effect {reason}", value=training.retained_passes, allowed="1 (the default)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def check_value_warmup(self) -> Self:
         warmup = self.ppo.value_warmup_steps
         if warmup >= self.steps:

@@ -229,13 +229,13 @@ def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Ite
 
 
 def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
-    """Activations of the largest pass, with the logits or one recomputed block: the two do not exist at the same time."""
+    """Activations of the retained passes, with the logits or one recomputed block: the two do not exist at the same time."""
     shape, tokens, recompute = role.shape, spec.ppo.micro_batch_tokens, spec.training.recompute
-    unit = ACTIVATIONS_PER_UNIT[recompute]
-    saved = tokens * shape.layers * shape.width * unit * dtype_bytes
-    arithmetic = f"{tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
+    unit, passes = ACTIVATIONS_PER_UNIT[recompute], _retained_passes(spec)
+    saved = passes * tokens * shape.layers * shape.width * unit * dtype_bytes
+    arithmetic = f"{passes * tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
     per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
-    with_logits = tokens if recompute == "off" else min(tokens, HEAD_SLICE)
+    with_logits = passes * tokens if recompute == "off" else min(tokens, HEAD_SLICE)
     logits = with_logits * shape.vocab * per_entry if role.name == "actor" else 0
     block = tokens * shape.width * RECOMPUTED_PER_UNIT.get(recompute, 0) * dtype_bytes
     if logits > block:
@@ -243,3 +243,12 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     elif block:
         arithmetic += f" + {tokens:,} × {shape.width:,} × {RECOMPUTED_PER_UNIT[recompute]} × {dtype_bytes} B"
     return Item(f"{role.name}: activations", saved + max(logits, block), arithmetic)
+
+
+def _retained_passes(spec: RunSpec) -> int:
+    """Passes of `ppo.micro_batch_tokens` whose activations exist at one time; at most all of a batch of longest responses."""
+    if spec.ppo.optimizer_steps > 1:
+        return 1
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    whole = math.ceil(spec.ppo.rows * columns / spec.resources.ranks / spec.ppo.micro_batch_tokens)
+    return max(1, min(spec.training.retained_passes, whole))

@@ -120,6 +120,13 @@ class Ppo(Section):
     normalize_advantages_by_std: bool = Field(
         True, description="GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."
     )
+    dynamic_sampling: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="GRPO, RLOO: replacements per step of groups whose responses all have the same score by groups of new prompts"
+        " (DAPO, arXiv 2503.14476 §3.2); 0: none.",
+    )
     missing_eos_penalty: float = Field(
         0.0, ge=0, description="Subtracted from the score of a response truncated at the length limit."
     )
@@ -199,6 +206,8 @@ class Ppo(Section):
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
             self.reject_unused(name, f"with algorithm {self.algorithm}")
+        if self.has_critic:
+            self.reject_unused("dynamic_sampling", "without groups", "algorithm grpo or rloo")
         if self.tis == "off":
             for name in ("tis_cap", "tis_floor", "tis_outside"):
                 self.reject_unused(name, "when no token has a weight", "tis stale or all")

@@ -123,6 +123,9 @@ GROUPS: dict[str, dict[str, Any]] = {
             "missing_eos_penalty": 0.4,
         },
     },
+    "RLOO, groups of equal scores replaced": {
+        "ppo": {"algorithm": "rloo", "score_scale": 1000.0, "score_clip": 0.5, "dynamic_sampling": 3},
+    },
     "RLOO": {"ppo": {"algorithm": "rloo", "kl": {"coefficient": 0.1, "controller": "adaptive", "target": 0.01, "horizon": 40}}},
 }  # fmt: skip
 FIELDS = {
@@ -232,6 +235,8 @@ def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name:
 @pytest.mark.parametrize("inter", ["off", "defer", "tail_batch"])
 def test_critic_free_training_equals_the_oracle(world: Any, tmp_path: Any, name: str, inter: str) -> None:
     overlap = {"overlap": {"inter_step": inter, "intra_step": "off" if inter == "off" else "per_chunk"}}
+    if inter == "tail_batch" and "dynamic_sampling" in GROUPS[name]["ppo"]:
+        pytest.skip("tail batching and dynamic sampling exclude each other")
     spec = world.spec(SMALL, CRITIC_FREE, overlap, GROUPS[name])
     run = world.run(spec, tmp_path, inline=inter != "off")
     assert replay(world, spec, run) == STEPS
@@ -246,7 +251,8 @@ def replay(world: Any, spec: Any, run: Any) -> int:
     for version, step in enumerate(run.steps):
         batch = answers(step)
         check_sampling(oracle, batch, [s.behaviour_logprobs for s in step.experience.sequences], 2, spec.rollout.max_new_tokens)
-        assert all(s.age == version - s.token_versions[0] for s in step.experience.sequences)
+        late = spec.ppo.dynamic_sampling > 0  # a replacement may have no token when its first step ends
+        assert all(s.age - version + s.token_versions[0] in ((0, 1) if late else (0,)) for s in step.experience.sequences)
         assert all(s.age == version - s.cohort for s in step.experience.sequences) or spec.overlap.inter_step == "tail_batch"
         kept = spec.overlap.kv_after_update == "keep"
         assert all((s.kept_version is not None) == kept for s in step.experience.sequences)
