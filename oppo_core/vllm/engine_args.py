@@ -68,12 +68,14 @@ def vllm_environment(placement: Placement, resources: ExitStack, handles: bool =
 class Placement:
     """Where an engine of vLLM runs: on GPUs, by their indices among those visible to this process, or on the CPU without any.
 
-    `memory_share`: of a GPU's memory for weights and KV cache, 0 to 1. `cache_bytes`: size of the KV cache on a CPU.
+    `memory_share`: of a GPU's memory for weights and KV cache, 0 to 1. On a CPU, `cache_bytes`: size of the KV cache; `workers`:
+    processes with a part of each layer (tensor parallel), for tests.
     """
 
     gpus: tuple[int, ...] = ()
     memory_share: float = 0.0
     cache_bytes: int = 0
+    workers: int = 1
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,7 +92,7 @@ class Placement:
         if self.gpus:
             share = {"gpu_memory_utilization": self.memory_share, "device_ids": list(self.gpus)}
             return share | {"tensor_parallel_size": len(self.gpus)}
-        return {"kv_cache_memory_bytes": self.cache_bytes, "enforce_eager": True}
+        return {"kv_cache_memory_bytes": self.cache_bytes, "enforce_eager": True, "tensor_parallel_size": self.workers}
 
 
 def cpu_cache_bytes(slots: int, longest: int, bytes_per_token: int) -> int:

@@ -18,12 +18,13 @@ import torch
 
 pytest.importorskip("vllm", reason="make test-vllm installs it")
 
+from oppo_contract.sections.models import Lora
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.vllm import engine_args, weight_transfer
+from oppo_core.vllm import build, engine_args, weight_transfer
 from oppo_core.vllm.build import build_decoder
 from oppo_core.vllm.engine_args import Placement
 from oppo_core.vllm.errors import VllmError
@@ -49,11 +50,11 @@ def write_qwen(folder: Path, kind: str, **more: Any) -> None:
     write_tokenizer(folder, [f"w{n}" for n in range(VOCAB)])
 
 
-def spec_for(folder: Path, silence_s: float = 600.0) -> RunSpec:
+def spec_for(folder: Path, silence_s: float = 600.0, lora: Lora | None = None) -> RunSpec:
     return load_spec(
         {
             "name": "n", "steps": 1, "data": {"prompts": "p"},
-            "models": {"actor": {"path": str(folder)}, "reward": {"rule": "r:score"}},
+            "models": {"actor": {"path": str(folder)}, "reward": {"rule": "r:score"}, "lora": lora and lora.model_dump()},
             "resources": {"longest_silence_s": silence_s, "kind": "cpu"}, "overlap": {"chunk": {"size": 4}},
             "rollout": {
                 "backend": "vllm", "max_prompt_tokens": SETTINGS.max_prompt, "max_new_tokens": SETTINGS.max_new,
@@ -71,18 +72,33 @@ class Decoding:
     process: psutil.Process
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Processes that share the layers, and the LoRA adapters to train instead of all weights."""
+
+    workers: int = 1
+    lora: Lora | None = None
+
+
 @pytest.fixture
-def decoding(tmp_path: Path) -> Iterator[Decoding]:
+def layout() -> Layout:
+    return Layout()
+
+
+@pytest.fixture
+def decoding(tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
     write_qwen(tmp_path / "actor", "CausalLM")
-    spec = spec_for(tmp_path / "actor", silence_s=60.0)
-    network: Any = load_model(spec.models.actor, "lm", [], torch.float32, 0)
+    spec = spec_for(tmp_path / "actor", silence_s=60.0, lora=layout.lora)
+    network: Any = load_model(spec.models.actor, "lm", [], torch.float32, 0, layout.lora)
+    placed = build.decoder_placement
+    monkeypatch.setattr(build, "decoder_placement", lambda *given: dataclasses.replace(placed(*given), workers=layout.workers))
     before = set(psutil.Process().children(recursive=True))
     decoder = build_decoder(spec, tmp_path / "actor", network, SETTINGS, None, 4, CPU)
     started = set(psutil.Process().children(recursive=True)) - before
-    (engine,) = [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+    (engine,) = [process for process in started if process.ppid() == os.getpid() and "tracker" not in " ".join(process.cmdline())]
     yield Decoding(decoder, network, engine)
     decoder.close()
-    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    assert all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in started)
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
@@ -97,12 +113,22 @@ def to_the_end(decoder: StreamingDecoder, version: int) -> None:
 
 @torch.no_grad()
 def distance_from_greedy(network: Any, sequence: Sequence) -> float:
-    """How far its tokens' logits are below the largest, at most, relative to it, in one pass of transformers' own model."""
+    """How far its tokens' logits are below the largest, at most, relative to it, in one pass of transformers' (peft's) model."""
     logits = network.model(input_ids=torch.from_numpy(sequence.tokens())[None]).logits[0, len(sequence.prompt) - 1 : -1]
     chosen = logits.gather(-1, torch.tensor(sequence.response)[:, None]).squeeze(-1)
     return float(((logits.max(-1).values - chosen) / logits.abs().max(-1).values).max())
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        pytest.param(Layout(workers=2), marks=pytest.mark.full),
+        pytest.param(Layout(lora=Lora(rank=3, alpha=6.0)), marks=pytest.mark.full),
+        pytest.param(Layout(workers=2, lora=Lora(rank=8)), marks=pytest.mark.full),
+    ],
+    ids=["whole", "tensor parallel", "adapters", "adapters, tensor parallel"],
+)
 def test_tokens_are_greedy_under_the_weights_of_every_update(decoding: Decoding) -> None:
     """Up to ties within rounding; under the weights before they are not."""
     generator, networks = torch.Generator().manual_seed(0), []
@@ -116,7 +142,8 @@ def test_tokens_are_greedy_under_the_weights_of_every_update(decoding: Decoding)
         networks.append(deepcopy(decoding.network))
         with torch.no_grad():
             for weight in decoding.network.parameters():
-                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+                if weight.requires_grad:
+                    weight += 0.05 * torch.randn(weight.shape, generator=generator)
 
 
 def test_an_engine_process_that_dies_is_an_error(decoding: Decoding) -> None:
