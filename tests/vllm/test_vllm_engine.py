@@ -95,10 +95,11 @@ def decoding(tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch) ->
     before = set(psutil.Process().children(recursive=True))
     decoder = build_decoder(spec, tmp_path / "actor", network, SETTINGS, None, 4, CPU)
     started = set(psutil.Process().children(recursive=True)) - before
-    (engine,) = [process for process in started if process.ppid() == os.getpid() and "tracker" not in " ".join(process.cmdline())]
+    started = {process for process in started if "tracker" not in " ".join(process.cmdline())}
+    (engine,) = [process for process in started if process.ppid() == os.getpid()]
     yield Decoding(decoder, network, engine)
     decoder.close()
-    assert all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in started)
+    assert psutil.wait_procs(started, timeout=60)[1] == [], "processes are left"
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
@@ -163,6 +164,16 @@ def test_an_engine_process_that_hangs_is_an_error(decoding: Decoding) -> None:
         decoding.process.send_signal(signal.SIGCONT)
 
 
+def test_an_engine_process_that_answers_late_goes_on(decoding: Decoding) -> None:
+    decoding.decoder.begin(some := sequences(2), 0)
+    decoding.process.send_signal(signal.SIGSTOP)
+    waking = threading.Timer(2.0, decoding.process.send_signal, [signal.SIGCONT])
+    waking.start()
+    to_the_end(decoding.decoder, 0)
+    waking.join()
+    assert all(s.finished for s in some)
+
+
 def test_threads_and_seeds_of_our_process_are_unchanged(tmp_path: Path) -> None:
     write_qwen(tmp_path / "actor", "CausalLM")
     spec = spec_for(tmp_path / "actor")
@@ -210,8 +221,10 @@ RUN = {
 def test_a_whole_run(world: World, tmp_path: Path, changes: dict[str, Any]) -> None:  # noqa: F811
     """Sampled log-probs are the trainer's up to rounding in every step, so each one decoded with that step's weights."""
     write_roles(world)
-    status, events = world.main(world.tree(RUN, changes), tmp_path)
+    status, events = world.main(world.tree(RUN, changes), tmp_path, threads=2)  # a core for the actor, one for the scorers
     assert (status, events[-1].outcome) == (0, "succeeded"), events[-1]
+    running = {process for process in psutil.process_iter(["name", "status"]) if process.info["status"] != psutil.STATUS_ZOMBIE}
+    assert not [process for process in running if process.info["name"].startswith("VLLM")], "an engine is left"
     steps = [event.metrics for event in events if event.kind == "step"]
     assert len(steps) == STEPS
     limit = 1e-3
