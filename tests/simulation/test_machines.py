@@ -129,7 +129,7 @@ def test_with_a_serving_engine_overlap_gains_less_the_larger_the_batch() -> None
         gain = [rows[schedule].speedup for rows in (small, middle, large)]
         assert gain[0] > gain[1] + margin > gain[2] + 2 * margin, schedule
     assert all(rows["intra"].speedup < 1 < rows["inter"].speedup for rows in (small, middle, large))
-    assert large["both"].speedup < large[sensitivity.HALVES].speedup < 1
+    assert large["both"].speedup < 1 < large[sensitivity.HALVES].speedup < large["inter"].speedup + 0.05
 
 
 def test_with_a_serving_engine_deferral_needs_a_tail() -> None:
