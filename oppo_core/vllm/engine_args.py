@@ -46,7 +46,7 @@ def vllm_environment(placement: Placement, resources: ExitStack, handles: bool =
     before, except those of `placement` and `handles`, which vLLM reads later too. One engine starts at a time.
 
     Args:
-        resources: removes the folder of the engine's sockets, which vLLM leaves behind, when it is closed.
+        resources: removes the folder of the engine's sockets and files, which vLLM leaves behind, when it is closed.
         handles: whether the processes exchange CUDA IPC handles; others must not unpickle anything.
     """
     sockets = resources.enter_context(tempfile.TemporaryDirectory(prefix="oppo-vllm-", ignore_cleanup_errors=True))
@@ -55,7 +55,8 @@ def vllm_environment(placement: Placement, resources: ExitStack, handles: bool =
         before = dict(os.environ)
         for name in (AGENT_STORE, *IPC_ENVIRONMENT):
             os.environ.pop(name, None)
-        os.environ.update(wanted)
+        # On a CPU its workers meet by a temporary file, which stays where they are killed.
+        os.environ.update(wanted | ({} if placement.gpus else {"TMPDIR": sockets}))
         try:
             yield
         finally:
