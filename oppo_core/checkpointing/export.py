@@ -1,25 +1,47 @@
-"""Exports the trained actor of a checkpoint as a plain model folder."""
+"""Exports the trained actor of a checkpoint as a folder of its own."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+from oppo_contract.model_folder import find
+from oppo_contract.spec import RunSpec, load_stored_spec
+from oppo_core.checkpointing.reshard import read_state
 from oppo_core.checkpointing.save_restore import CheckpointError, check_intact
-from oppo_core.models.model_io import ADAPTERS
+from oppo_core.models.load_roles import DTYPES
+from oppo_core.models.model_io import OLD_ADAPTERS, load_model, restore_weights, save_merged
 from oppo_core.ppo.actor import WEIGHTS
+from oppo_core.rollout.tokenizer import load_codec
 
 
-def export_actor(checkpoint: Path, out: Path) -> list[str]:
-    """Copy the actor of `checkpoint`, tokenizer included, to the new folder `out`; returns the file names.
+def export_actor(checkpoint: Path, out: Path, merge: bool = False, roots: list[Path] | None = None) -> list[str]:
+    """Write the actor of `checkpoint`, tokenizer included, to the new folder `out`; returns the file names.
 
-    A Hugging Face actor can be loaded by `from_pretrained`, with LoRA adapters merged.
+    A Hugging Face actor can be loaded by `from_pretrained`, LoRA adapters by `peft`.
+
+    Args:
+        merge: whether to merge LoRA adapters into the weights, in float32: in bfloat16 small changes of a weight are lost.
+        roots: where the spec's models are; for `merge`.
 
     Raises:
         CheckpointError: the checkpoint is incomplete or damaged, or `out` exists already.
+        ModelFolderError: the model of the adapters is not in `roots`, or was changed.
     """
     check_intact(checkpoint)
     if out.exists():
         raise CheckpointError(f"{out} exists already; name a folder that does not")
-    shutil.copytree(checkpoint / WEIGHTS, out, ignore=shutil.ignore_patterns(ADAPTERS))
+    if merge and (spec := load_stored_spec(read_state(checkpoint)["spec"])).models.lora is not None:
+        _export_merged(checkpoint, spec, out, roots or [])
+    else:
+        shutil.copytree(checkpoint / WEIGHTS, out, ignore=shutil.ignore_patterns(OLD_ADAPTERS))
     return sorted(path.name for path in out.iterdir())
+
+
+def _export_merged(checkpoint: Path, spec: RunSpec, out: Path, roots: list[Path]) -> None:
+    """The frozen weights are loaded in the run's precision, in which the adapters were trained beside them."""
+    actor = spec.models.actor
+    network = load_model(actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora)
+    restore_weights(network, checkpoint / WEIGHTS)
+    source, codec = find(actor.path, roots) if actor.path is not None else None, load_codec(actor, roots)
+    save_merged(network, out, source, codec.eos, codec.pad)

@@ -24,7 +24,7 @@ from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing.atomic_dir import MANIFEST, new_draft, publish, restore_former, sha256, sync_files
 from oppo_core.checkpointing.reshard import STATE, load_cohorts, load_rank_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import apply_changes, find_refusals
-from oppo_core.checkpointing.retention import checkpoints_to_prune, delete
+from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore, best_rule
 from oppo_core.distributed.process_group import rank_dir
@@ -97,7 +97,8 @@ def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     engine.actor.load(folder)
     passes, engine.progress = engine.progress.passes, Progress(**state["progress"])
     _limit_passes(engine, passes, changes)
-    engine.overcommit = OvercommitState(**state["overcommit"])
+    saved = state["overcommit"]  # checkpoints of earlier versions have more fields
+    engine.overcommit = OvercommitState(saved["overcommit"], saved["means"], saved.get("steps_without_rise", 0))
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = load_cohorts(state)
     engine.moments = ScoreMoments(**state["score_moments"])
@@ -144,6 +145,7 @@ def _restore_interrupted(engine: Engine, suspended: dict[str, Any]) -> None:
         engine.batch = StepState(
             [sequences[i] for i in half["finishers"]], half["chunk"],
             interrupted=True, rounds=counts["rounds"], decoded=counts["decoded"],
+            replacements=half.get("replacements", 0), replaced=half.get("replaced", 0),
         )  # fmt: skip
     unchanged = not any(matches_rule(change.path, "evaluation") for change in engine.changes)
     if evaluation is not None and engine.evaluator is not None and unchanged:
@@ -198,7 +200,7 @@ def _publish(engine: Engine, folder: Path, score: float | None) -> None:
         "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
         manifest_sha256=published.digest, bytes=published.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
     )  # fmt: skip
-    names = [path.name for path in folder.parent.glob("step-*")]
+    names = checkpoint_names(folder.parent)
     delete(
         engine.out, checkpoints_to_prune(names, folder.name, engine.run_score.checkpoints, retention.keep, retention.keep_best)
     )
@@ -248,6 +250,7 @@ def _interrupted(engine: Engine) -> dict[str, Any] | None:
         half = {
             "finishers": [s.sequence_id for s in batch.finishers], "chunk": batch.chunk, "overcommit": engine.pool.overcommit,
             "rounds": counts.rounds, "decoded": counts.decoded,
+            "replacements": batch.replacements, "replaced": batch.replaced,
         }  # fmt: skip
     if half is None and answers is None:
         return None

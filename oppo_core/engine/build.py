@@ -39,6 +39,7 @@ from oppo_core.scoring.process import ProcessScorers
 from oppo_core.scoring.scorers import Networks, ScorerProtocol, ScorerSet
 from oppo_core.scoring.single_pass import SinglePassScorers
 from oppo_core.scoring.thread import ThreadedScorers
+from oppo_core.trace.cpu_time import CpuTime
 from oppo_core.trace.cuda_clock import build_recorder
 from oppo_core.trace.gpu_stats import build_gpu_stats
 from oppo_core.trace.recorder import Recorder
@@ -83,6 +84,7 @@ def assemble(
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
+            cpu_time=CpuTime(),
             parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()
@@ -92,18 +94,14 @@ def assemble(
 
 
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:
-    """The decoder of `rollout.backend`. Raises LayoutError for vLLM without a GPU."""
+    """The decoder of `rollout.backend`."""
     settings, stops = decode_settings(spec, codec), build_stop_conditions(spec, codec)
     if spec.rollout.backend == "torch":
         return build_decoder(network, settings, decode_slots(spec), stops)
     from oppo_core.vllm import build
 
-    if device.type != "cuda":
-        raise LayoutError(
-            "rollout.backend is vllm, which requires a GPU, but torch sees none here; choose torch, or another node"
-        )
     assert source is not None  # validated by the spec
-    return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device.index)
+    return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device)
 
 
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
@@ -111,8 +109,9 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     ppo = spec.ppo
     training = spec.training
     trainer = ActorTrainer(
-        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training
-    )
+        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training,
+        spec.rollout.max_new_tokens,
+    )  # fmt: skip
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # validated by the spec
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)

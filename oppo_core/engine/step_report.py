@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
@@ -11,7 +10,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
-from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
+from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, uniform_groups, value_metrics
 from oppo_core.rollout.step_state import StepState
 from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, running_total
 
@@ -46,8 +45,9 @@ def finish_step(
     spans, waits = engine.trace.take()
     tail_rows = max(1, int(TAIL_SHARE * engine.pool.capacity))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
-    metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
+    metrics = metrics | _step_metrics(engine, batch, experience) | trace.metrics(tokens)
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
+    metrics |= engine.cpu_time.take() if engine.cpu_time is not None else {}
     # Normalized scores converge to mean 0 whatever was learned.
     score_name = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
     engine.run_score.add_step(metrics[score_name], metrics["objective/kl"])
@@ -117,7 +117,7 @@ def _write_step(engine: Engine) -> None:
     )  # fmt: skip
 
 
-def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
+def _step_metrics(engine: Engine, batch: StepState, experience: Experience) -> dict[str, float]:
     """Metrics of the batch and the pool (docs/metrics.md), without times."""
     progress, spec = engine.progress, engine.spec
     metrics = experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
@@ -125,6 +125,9 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
     metrics |= overlap_metrics(experience, overcommit, engine.chunk.current, deferred, engine.cohorts)
     if spec.ppo.has_critic:
         metrics |= value_metrics(experience)
+    else:
+        metrics["oppo/uniform_groups"] = float(uniform_groups(experience.scores, spec.ppo.group_size))
+        metrics["oppo/replaced_groups"] = engine.ranks.total([batch.replaced])[0]
     if spec.overlap.inter_step == "tail_batch":
         tail = tail_batch_metrics(engine.pool)
         metrics |= dict(zip(tail, engine.ranks.total(tail.values()), strict=True))
@@ -164,13 +167,9 @@ def _write_samples(engine: Engine, experience: Experience) -> None:
 
 def _run_controllers(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    # Raw, because normalized scores have no slope; group means, because the responses of a group are not independent.
-    scores = experience.raw_scores.view(-1, spec.ppo.group_size).mean(-1)
-    if spec.overlap.inter_step == "defer":
-        error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        _write_choice(
-            engine, "overcommit", adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error)
-        )
+    if spec.overlap.inter_step == "defer":  # raw scores, because normalized ones have no slope
+        decision = adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(experience.raw_scores.mean()))
+        _write_choice(engine, "overcommit", decision)
     _write_choice(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
     if spec.ppo.kl.controller == "adaptive":
         per_token = float(experience.kl[experience.mask].mean())

@@ -1,18 +1,22 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on any of our networks: W·x becomes W·x + (alpha ÷ rank)·B·A·x with a frozen W.
 
 `peft` adds them beside the linear layers. B starts at zero, so an adapted network starts as the plain one. A checkpoint holds the
-adapters and the scalar head; the frozen weights are loaded from their source, and a digest checks that they are the same. Live
-weights are never merged: W + B·A rounds, and subtracting B·A would not restore W.
+adapters and the scalar head; the frozen weights are loaded from their source, and a digest checks that they are the same. vLLM
+and checkpoints get adapters in peft's format: in bfloat16, W + B·A loses all of B·A below half a unit in W's last place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from oppo_contract.model_folder import ModelFolderError
@@ -23,6 +27,8 @@ from oppo_core.models.tiny_transformer import TinyTransformer
 HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
 DIGEST = "frozen_digest"
 ADAPTER = "default"  # peft's name for the first one
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of a peft folder, beside adapter_config.json
+PEFT_PREFIX = "base_model.model."
 
 
 def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
@@ -36,7 +42,7 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import, and few runs need it
     from transformers.pytorch_utils import Conv1D
 
-    body = _saved_module(network)
+    body = saved_module(network)
     chosen = _target_layers(linear_layers(body), lora.targets)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none",
@@ -87,51 +93,70 @@ def load_trained_weights(network: Network, weights: dict[str, Tensor]) -> None:
         network.load_state_dict(weights)
         return
     assert isinstance(network, nn.Module)
-    if DIGEST not in weights or not torch.equal(weights[DIGEST], network.get_buffer(DIGEST).cpu()):
-        raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
+    _check_digest(network, weights.get(DIGEST))
     for name, weight in _trained(network).items():
         weight.copy_(weights[name])
+
+
+def _check_digest(network: nn.Module, saved: Tensor | None) -> None:
+    if saved is None or not torch.equal(saved, network.get_buffer(DIGEST).cpu()):
+        raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
-def merged_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Weights by the names of the plain model, adapters merged. The network itself does not change.
-
-    Merged weights are in main memory, since a device may have no room for a second network. All others are the network's own,
-    so that tied weights share their storage.
-    """
-    own = merged_layout(network)
-    return {
-        name: weight if weight.data_ptr() == own[name].data_ptr() else weight.cpu()
-        for name, weight in iter_merged_weights(network)
-    }
+def save_adapter(network: nn.Module, folder: Path, base: Path | None = None) -> None:
+    """Write the adapters, without a scalar head, as a folder that `peft` and vLLM read; `base`: folder of the frozen weights."""
+    body: Any = saved_module(network)
+    config = copy(body.peft_config[ADAPTER])
+    config.base_model_name_or_path, config.task_type = None if base is None else str(base), "CAUSAL_LM"
+    config.save_pretrained(folder)
+    digest = bytes(network.get_buffer(DIGEST).tolist()).hex()
+    tensors = {_peft_name(name): weight.detach().contiguous().cpu() for name, weight in _adapter(body).items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt", DIGEST: digest})
 
 
 @torch.no_grad()
-def iter_merged_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterates over the result of `merged_weights`; a merged weight is computed when it is yielded."""
-    body = _saved_module(network)
+def load_adapter(network: nn.Module, folder: Path) -> None:
+    """Restore what `save_adapter` wrote.
+
+    Raises:
+        ModelFolderError: the frozen weights differ from those with which the adapters were trained.
+    """
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as saved:
+        _check_digest(network, torch.tensor(list(bytes.fromhex(saved.metadata()[DIGEST])), dtype=torch.uint8))
+        for name, weight in _adapter(saved_module(network)).items():
+            weight.copy_(saved.get_tensor(_peft_name(name)))
+
+
+def _adapter(body: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in body.named_parameters() if ".lora_" in name}
+
+
+def _peft_name(name: str) -> str:
+    return PEFT_PREFIX + name.replace(f".{ADAPTER}.", ".")
+
+
+@torch.no_grad()
+def merged_weights(network: nn.Module) -> dict[str, Tensor]:
+    """Weights by the names of the plain model, adapters merged; all but merged ones share the network's memory.
+
+    In the network's precision: convert it to float32 before.
+    """
+    body = saved_module(network)
+    merged = {}
     for name, weight in body.state_dict().items():
         if name.endswith(".base_layer.weight"):
             layer: Any = body.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = weight + layer.get_delta_weight(ADAPTER)
         if ".lora_" not in name:
-            yield _plain_name(name), weight
+            merged[name.replace(".base_layer.", ".")] = weight
+    return merged
 
 
-def merged_layout(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors with names, shapes and dtypes of `iter_merged_weights`, in its order, without the merged values."""
-    return {_plain_name(name): weight for name, weight in _saved_module(network).state_dict().items() if ".lora_" not in name}
-
-
-def _plain_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
-
-
-def _saved_module(network: nn.Module) -> nn.Module:
+def saved_module(network: nn.Module) -> nn.Module:
     """The module whose weights a folder has: our own, or the transformers model in a `HuggingFaceNetwork`."""
     return network if isinstance(network, TinyTransformer) else network.get_submodule("model")
 

@@ -18,6 +18,7 @@ from oppo_core.models.attention import CAPPED, FUSED
 from oppo_core.models.cache import CacheShape, CacheWindow
 from oppo_core.models.packed import Packed
 from oppo_core.models.transformers_cache import PassthroughLayer, WindowLayer, probe_cache_shape
+from oppo_core.models.upcast import output_in_float32
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -27,6 +28,7 @@ class HuggingFaceNetwork(nn.Module):
         super().__init__()
         self.model: Any = model
         self.own_head = own_head
+        output_in_float32(own_head or getattr(model, "score", None) or model.get_output_embeddings())
         self.config = config = model.config
         self.context = supported.context_of(config)
         self.width = int(config.hidden_size)

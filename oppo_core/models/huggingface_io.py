@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +27,6 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import Head
 from oppo_core.models.verify_streaming import packing_error, verify_streaming
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 # transformers checks tokens for padding, which would synchronize with the GPU.
 PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 
@@ -126,14 +122,11 @@ def _no_padding_check(*_: Tensor | None) -> None:
     """Does nothing: rows are right-padded beyond their end, where nothing is read."""
 
 
-def export_huggingface(network: Network, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
-    """Write `weights` as a folder that `from_pretrained` reads, with the tokenizer of `source`."""
+def export_huggingface(network: nn.Module, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write `weights` as a folder that `from_pretrained` reads, without a tokenizer."""
     assert isinstance(network, HuggingFaceNetwork)
     with without_deepspeed_import():
         network.model.save_pretrained(folder, state_dict=weights)
-    for name in TOKENIZER_FILES:
-        if source is not None and (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
 
 
 @contextmanager

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from oppo_contract.model_folder import TINY, ModelFolderError, find, may_be_hub_id, read_config
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.adapters import has_lora, inject_lora, load_trained_weights, merged_weights, trained_weights
+from oppo_core.models.adapters import (
+    has_lora,
+    inject_lora,
+    load_adapter,
+    load_trained_weights,
+    merged_weights,
+    save_adapter,
+    saved_module,
+)
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import copy_sharing_weights
 from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
@@ -25,7 +33,10 @@ from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
 if TYPE_CHECKING:
     from oppo_core.models.huggingface import HuggingFaceNetwork
 
-ADAPTERS = "adapters.safetensors"
+OLD_ADAPTERS = "adapters.safetensors"  # in checkpoints of earlier versions, beside the merged model
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
 CPU = torch.device("cpu")
 
 
@@ -124,33 +135,61 @@ def save_weights(weights: dict[str, Tensor], path: Path) -> None:
     save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
 
 
-def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-    """Write a network as a model folder of its own format, with the tokenizer files of `source`.
+def save_actor(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+    """Write a network as a model folder of its own format, or its adapters as a `peft` folder, with the tokenizer of `source`.
 
-    A Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are merged into the weights, and also saved in
-    a separate file, from which `restore_weights` restores exactly.
+    A Hugging Face model becomes a folder that `from_pretrained` reads.
     """
     assert isinstance(network, nn.Module)
-    weights = merged_weights(network)
+    if not has_lora(network):
+        _save_plain(network, dict(saved_module(network).state_dict()), folder, source, eos, pad)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    save_adapter(network, folder, source)
+    _copy_tokenizer(source, folder)
+
+
+def save_merged(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+    """As `save_actor`, but with adapters merged into the weights, in float32.
+
+    Converts the network to float32, unless it is in float64.
+    """
+    assert isinstance(network, nn.Module)
+    if next(network.parameters()).dtype != torch.float64:
+        network.to(torch.float32)
+    _save_plain(network, merged_weights(network), folder, source, eos, pad)
+
+
+def _save_plain(
+    network: nn.Module, weights: dict[str, Tensor], folder: Path, source: Path | None, eos: int, pad: int
+) -> None:  # fmt: skip
     if isinstance(network, TinyTransformer):
-        tokenizer = source / "tokenizer.json" if source is not None else None
-        save_tiny(network, folder, tokenizer, weights, eos_token_id=eos, pad_token_id=pad)
+        save_tiny(network, folder, None, weights, eos_token_id=eos, pad_token_id=pad)
     else:
         from oppo_core.models.huggingface_io import export_huggingface
 
-        export_huggingface(network, folder, source, weights)
-    if has_lora(network):
-        save_weights(trained_weights(network), folder / ADAPTERS)
+        export_huggingface(network, folder, weights)
+    _copy_tokenizer(source, folder)
+
+
+def _copy_tokenizer(source: Path | None, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 def restore_weights(network: Network, folder: Path) -> None:
-    """Restore the result of `export_model`.
+    """Restore the result of `save_actor`.
 
     Raises:
         ModelFolderError: adapters were trained with other frozen weights than the network's.
     """
     if has_lora(network):
-        load_trained_weights(network, load_file(folder / ADAPTERS))
+        assert isinstance(network, nn.Module)
+        if (folder / OLD_ADAPTERS).exists():
+            load_trained_weights(network, load_file(folder / OLD_ADAPTERS))
+        else:
+            load_adapter(network, folder)
         return
     if isinstance(network, TinyTransformer):
         network.load_state_dict(load_file(folder / "model.safetensors"))

@@ -17,6 +17,7 @@ from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.banded_attention import attend_by_band, fused
 from oppo_core.models.cache import CacheShape, CacheWindow
 from oppo_core.models.packed import Packed
+from oppo_core.models.upcast import linear_in_float32
 
 Head = Literal["lm", "scalar"]
 
@@ -121,13 +122,13 @@ class TinyTransformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V]."""
-        return F.linear(hidden, self.embedding.weight)
+        return linear_in_float32(hidden, self.embedding.weight)
 
     def scalar(self, hidden: Tensor) -> Tensor:
         """The scalar head's value [...]. Raises ValueError on a language model."""
         if self.head is None:
             raise ValueError("this model has a language-model head; load it with head='scalar'")
-        return F.linear(hidden, self.head.weight, self.head.bias).squeeze(-1)
+        return linear_in_float32(hidden, self.head.weight, self.head.bias).squeeze(-1)
 
 
 def init_tiny(architecture: TinyArchitecture, head: Head, seed: int) -> TinyTransformer:

@@ -40,7 +40,7 @@ def verify_streaming(network: HuggingFaceNetwork) -> None:
     except Exception as error:  # an unknown model may raise anything
         raise ModelFolderError(f"{network.name} cannot be read in parts: {error!r}") from error
     for what, ours, theirs in pairs:
-        if difference := _difference(what, ours, theirs):
+        if difference := _difference(what, ours, theirs, network.model.dtype):
             raise ModelFolderError(f"{network.name} cannot be streamed exactly: {difference}")
 
 
@@ -58,12 +58,13 @@ def packing_error(network: HuggingFaceNetwork) -> str:
             ours = network.hidden(tokens, positions, Packed.of(lengths, tokens_1T.device))
     except Exception as error:  # noqa: BLE001 an unknown model may raise anything
         return f"it does not take packed sequences: {error!r}"
-    return _difference("states of packed sequences", ours, torch.cat([whole[:, :n] for n in lengths], dim=1))
+    separate = torch.cat([whole[:, :n] for n in lengths], dim=1)
+    return _difference("states of packed sequences", ours, separate, network.model.dtype)
 
 
-def _difference(what: str, ours: Tensor, theirs: Tensor) -> str:
-    """The difference of `ours` if it exceeds rounding, otherwise empty."""
-    allowed = TOLERANCE.get(theirs.dtype, LOW_PRECISION_TOLERANCE) * max(1.0, float(theirs.abs().max()))
+def _difference(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> str:
+    """The difference of `ours` if it exceeds rounding in `dtype`, the weights', otherwise empty."""
+    allowed = TOLERANCE.get(dtype, LOW_PRECISION_TOLERANCE) * max(1.0, float(theirs.abs().max()))
     difference = float((ours - theirs).abs().max())
     if difference <= allowed:
         return ""

@@ -22,7 +22,7 @@ from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
-from oppo_core.models.model_io import export_model, restore_weights, save_weights
+from oppo_core.models.model_io import restore_weights, save_actor, save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
@@ -46,9 +46,10 @@ EMA, EMA_MASTER = "actor-ema", "actor-ema.safetensors"
 
 @dataclass(slots=True)
 class TokenSums:
-    """Sums over the tokens of one update, divided at the end."""
+    """Sums over the tokens of one update, divided at the end. `divisor`: of the loss, see `ppo.loss_aggregation`."""
 
     tokens: int = 0
+    divisor: int = 0
     loss: float = 0.0
     clipped: float = 0.0
     log_ratio: float = 0.0
@@ -111,14 +112,18 @@ class ActorTrainer:
 
     def __init__(
         self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = SINGLE,
-        backend: BackendFactory = plain, training: Training = PLAIN_TRAINING,
+        backend: BackendFactory = plain, training: Training = PLAIN_TRAINING, max_new_tokens: int = 1,
     ) -> None:  # fmt: skip
-        """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes."""
+        """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes.
+
+        `max_new_tokens`: divisor of `loss_aggregation: token_sum`.
+        """
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
         self.training = training
+        self.max_new_tokens = max_new_tokens
         self.seed = seed
         prepare_for_training(network, training)
         self.optimizer = backend(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
@@ -131,11 +136,11 @@ class ActorTrainer:
         state = self.optimizer.state()
         if not self.ranks.first:
             return
-        export_model(self.network, folder / WEIGHTS, source, eos, pad)
+        save_actor(self.network, folder / WEIGHTS, source, eos, pad)
         save_weights(state, folder / MOMENTS)
         if self.average is not None:
             with self.average.swapped_in():
-                export_model(self.network, folder / EMA, source, eos, pad)
+                save_actor(self.network, folder / EMA, source, eos, pad)
             save_weights(self.average.state(), folder / EMA_MASTER)
 
     def load(self, folder: Path) -> None:
@@ -150,9 +155,10 @@ class ActorTrainer:
 
     @property
     def saves_bytes(self) -> int:
-        """Weights, optimizer state and the moving average."""
-        average = 0 if self.average is None else tensor_bytes(self.network.parameters()) + self.average.saves_bytes
-        return tensor_bytes(self.network.parameters()) + self.optimizer.saves_bytes + average
+        """Trained weights, optimizer state and the moving average."""
+        weights = tensor_bytes(weight for weight in self.network.parameters() if weight.requires_grad)
+        average = 0 if self.average is None else weights + self.average.saves_bytes
+        return weights + self.optimizer.saves_bytes + average
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         one_step = self.ppo.optimizer_steps == 1
@@ -172,7 +178,7 @@ class ActorTrainer:
         kept: int | None = None,
         supports: Rows[Support] = (),
     ) -> RetainedForward:
-        """Log-probs and entropies of the response tokens; retains graphs up to `kept` tokens (default: a micro-batch)."""
+        """Log-probs and entropies of the response tokens; retains graphs up to `kept` tokens (default: as configured)."""
 
         def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
             support = concat_supports(supports[r] for r in rows) if supports else []
@@ -183,7 +189,7 @@ class ActorTrainer:
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
         budget = self.budget.tokens
         if kept is None:
-            kept = budget if self.optimizer.holds_graphs else 0
+            kept = budget * self.training.retained_passes if self.optimizer.holds_graphs else 0
         return RetainedForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs)
 
     def update(
@@ -232,11 +238,13 @@ class ActorTrainer:
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 late = rows if early is None else [row for row in rows if row not in early.rows]
                 with self.ranks.raise_on_all(NonFiniteError):
-                    add = partial(self._add_gradients, experience, late, kl_coefficient, total, sums, step, number)
+                    divisor = self._loss_divisor(rows, total)
+                    add = partial(self._add_gradients, experience, late, kl_coefficient, divisor, sums, step, number)
                     self.budget.run("the actor's update", add)
                     self.optimizer.pad_passes()
                 self._add_early(early, sums)
                 sums.tokens += total
+                sums.divisor += divisor
                 yield
 
     def _add_early(self, early: EarlyPart | None, sums: TokenSums) -> None:
@@ -247,12 +255,19 @@ class ActorTrainer:
         sums.loss, sums.entropy = sums.loss + early.loss, sums.entropy + early.entropy
 
     def _add_gradients(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int, number: int
+        self,
+        experience: Experience,
+        rows: list[int],
+        kl_coefficient: float,
+        divisor: int,
+        sums: TokenSums,
+        step: int,
+        number: int,
     ) -> None:
         """Accumulate all gradients of mini-batch `number`. Restores `sums` when out of memory."""
         before = replace(sums)
         try:
-            self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._mix_passes(step, number))
+            self.accumulate(experience, rows, kl_coefficient, divisor, sums, step, following=self._mix_passes(step, number))
             self.mix_in(step, number, sums)
         except torch.OutOfMemoryError:
             for field in fields(sums):
@@ -292,7 +307,7 @@ class ActorTrainer:
         )
         texts = {"actor/ptx_loss": text_loss / text_tokens} if text_tokens else {}
         return texts | {
-            "actor/pg_loss": loss / sums.tokens,
+            "actor/pg_loss": loss / sums.divisor,
             "actor/pg_clipfrac": clipped / sums.tokens,
             "actor/ppo_kl": -log_ratio / sums.tokens,
             "actor/entropy": entropy / sums.tokens,
@@ -301,10 +316,10 @@ class ActorTrainer:
         }
 
     def accumulate(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int,
+        self, experience: Experience, rows: list[int], kl_coefficient: float, divisor: int, sums: TokenSums, step: int,
         following: int = 0,
     ) -> None:  # fmt: skip
-        """Accumulate gradients of some rows of step `step`'s batch, divided by `total` tokens, micro-batch by micro-batch.
+        """Accumulate gradients of some rows of step `step`'s batch, divided by `divisor`, micro-batch by micro-batch.
 
         Uses the graphs retained by `logprobs`, if any; they must be of the same rows in the same order. `following`: further
         backward passes before the optimizer step.
@@ -313,7 +328,7 @@ class ActorTrainer:
         self.optimizer.begin(forward.passes + following)
         for group, (logp, entropy) in forward.groups():
             loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, metrics)
-            self.optimizer.backward(loss / total)
+            self.optimizer.backward(loss / divisor)
         for loss_sum, *pass_sums in metrics.read():
             if not math.isfinite(loss_sum):
                 self.optimizer.fault(
@@ -340,11 +355,26 @@ class ActorTrainer:
     ) -> Tensor:
         """Summed loss of some rows; records it and the arguments of `TokenSums.add` in `metrics`."""
         losses, clipped = self.policy_losses(rows, experience, logp, experience.advantages)
-        loss, regularization = losses.sum(), self.regularization(rows, experience, logp, entropy, kl_coefficient)
-        loss = loss if regularization is None else loss + regularization
+        scale = self._loss_scale(rows, experience, logp)
+        regularization = self.regularization(rows, experience, logp, entropy, kl_coefficient)
+        loss = (scale * (losses if regularization is None else losses + regularization)).sum()
         proximal = _tokens_of(experience.proximal_logp, rows, experience.mask, logp)
-        metrics.record(loss, losses.sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
+        metrics.record(loss, (scale * losses).sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
         return loss
+
+    def _loss_scale(self, rows: list[int], experience: Experience, like: Tensor) -> Tensor:
+        """Factor [M] of each token's loss; `_loss_divisor` divides their sum (`ppo.loss_aggregation`)."""
+        lengths = experience.mask.sum(-1, keepdim=True).double()
+        scale = {
+            "token_mean": torch.ones_like(lengths),
+            "sequence_mean": 1 / lengths,
+            "token_sum": torch.full_like(lengths, 1 / self.max_new_tokens),
+        }[self.ppo.loss_aggregation]
+        return _tokens_of(scale.expand_as(experience.mask), rows, experience.mask, like)
+
+    def _loss_divisor(self, rows: list[int], tokens: int) -> int:
+        """Divisor of a mini-batch's loss: its tokens or its responses, of all ranks. `rows`: this rank's."""
+        return tokens if self.ppo.loss_aggregation == "token_mean" else len(rows) * self.ranks.world
 
     def policy_losses(
         self, rows: list[int], experience: Experience, logp: Tensor, advantages: Tensor
@@ -354,19 +384,26 @@ class ActorTrainer:
             _tokens_of(column, rows, experience.mask, logp)
             for column in (experience.proximal_logp, advantages, experience.weights)
         )
-        return policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
+        low, high = self.ppo.clip_range, self.ppo.clip_range_high
+        return policy_loss(logp, proximal, advantages, weights, (low, low if high is None else high), self.ppo.dual_clip)
 
     def regularization(
         self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float
     ) -> Tensor | None:
-        """Loss terms without advantages, summed over some rows: entropy bonus and KL penalty. None if there are none."""
+        """Loss terms [M] without advantages: entropy bonus and KL penalty. None if there are none.
+
+        The KL term estimates an expectation over tokens that the present policy samples, so stale tokens have their importance
+        weight. The entropy of a position is exact whatever token was sampled there, so it has none.
+        """
         terms = []
         if self.ppo.entropy_coefficient:
-            terms.append(-self.ppo.entropy_coefficient * entropy.sum())
+            terms.append(-self.ppo.entropy_coefficient * entropy)
         if self.ppo.kl.placement == "loss":
-            reference = _tokens_of(experience.reference_logp, rows, experience.mask, logp)
-            terms.append(kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum())
-        return torch.stack(terms).sum() if terms else None
+            reference, weights = (
+                _tokens_of(column, rows, experience.mask, logp) for column in (experience.reference_logp, experience.weights)
+            )
+            terms.append(kl_coefficient * weights * kl_estimate(logp, reference, self.ppo.kl.estimator))
+        return torch.stack(terms).sum(0) if terms else None
 
     def _forward(
         self, network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], support: Support

@@ -91,7 +91,7 @@ class CriticTrainer:
         self.ppo = ppo
         self.seed = seed
         prepare_for_training(network, training)
-        self.packs = training.packs
+        self.training = training
         self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
         self._early: list[Tensor] = []  # gradients of answers trained before the batch was complete
@@ -194,20 +194,21 @@ class CriticTrainer:
         return self.read_sums(metrics, update.step)
 
     def forward(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> RetainedForward:
-        """Values of the response tokens; retains graphs up to `kept` tokens (default: a micro-batch)."""
+        """Values of the response tokens; retains graphs up to `kept` tokens (default: as configured)."""
 
         def compute(rows: list[int]) -> tuple[Tensor]:
             self.budget.alive()
             chosen = [tokens[r] for r in rows], [prompt_lengths[r] for r in rows]
-            return self.optimizer.forward(partial(_values, rows=chosen, packs=self.packs), self.network)
+            return self.optimizer.forward(partial(_values, rows=chosen, packs=self.training.packs), self.network)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
 
         def retain() -> RetainedForward:
             budget = self.budget.tokens
-            most = (budget if self.optimizer.holds_graphs else 0) if kept is None else kept
-            return RetainedForward(compute, lengths, sizes, budget, most, pass_costs(self.network), self.packs)
+            most = budget * self.training.retained_passes if self.optimizer.holds_graphs else 0
+            most = most if kept is None else kept
+            return RetainedForward(compute, lengths, sizes, budget, most, pass_costs(self.network), self.training.packs)
 
         return self.budget.run("the critic's forward pass", retain)
 

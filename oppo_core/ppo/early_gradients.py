@@ -54,7 +54,8 @@ class EarlyGradients:
             metrics = [*(loss for _, loss in losses), entropy.sum()]
             self.metrics.add_(torch.stack([metric.detach().double() for metric in metrics]))
             regularization = trainer.regularization(rows, experience, logp, entropy, kl_coefficient)
-            candidates = (*losses, (self.regularization, regularization))
+            summed = None if regularization is None else regularization.sum()
+            candidates = (*losses, (self.regularization, summed))
             terms = [(sums, loss) for sums, loss in candidates if sums and loss is not None]
             for number, (sums, loss) in enumerate(terms, start=1):
                 gradients = torch.autograd.grad(loss, parameters, retain_graph=number < len(terms))

@@ -94,7 +94,9 @@ def build_experience(
         mask=mask, stale=stale, behaviour_logp=behaviour_logp, proximal_logp=proximal_logp, reference_logp=reference_logp,
         values=values, raw_scores=raw_B, moments=moments, scores=scores, kl=kl, rewards=rewards, raw_advantages=raw,
         advantages=whiten(raw, mask) if ppo.has_critic and ppo.whiten_advantages else raw, returns=returns,
-        weights=importance_weights(proximal_logp, behaviour_logp, corrected, ppo.tis_cap) * mask,
+        weights=importance_weights(
+            proximal_logp, behaviour_logp, corrected, (ppo.tis_floor, ppo.tis_cap), ppo.tis_outside
+        ) * mask,
     )  # fmt: skip
 
 

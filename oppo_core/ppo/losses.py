@@ -13,20 +13,27 @@ from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 WHITEN_EPS = 1e-8
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "k3+"]
+Outside = Literal["clamp", "mask", "reject"]
 
 
 def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) -> Tensor:
     """Per-token estimate of KL(policy ‖ reference), nats, same shape; log-ratios clamped to ±20.
 
-    k1 = log-ratio; k2 = half its square; k3 = exp(−log-ratio) − 1 + log-ratio (unbiased, never negative).
+    k1 = log-ratio; k2 = half its square; k3 = exp(−log-ratio) − 1 + log-ratio (unbiased, never negative). As a loss, with tokens
+    sampled by the policy: the expected gradient of k1 is 0; that of k2 is the gradient of the KL divergence; that of k3 is the
+    gradient of the reverse divergence, KL(reference ‖ policy). k3+ has the value of k3 and the gradient of k2.
     """
     log_ratio = (logp - reference_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
-    return torch.exp(-log_ratio) - 1 + log_ratio
+    k3 = torch.exp(-log_ratio) - 1 + log_ratio
+    if estimator == "k3":
+        return k3
+    k2 = 0.5 * log_ratio.square()
+    return k2 + (k3 - k2).detach()
 
 
 def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
@@ -73,27 +80,43 @@ def whitening(values_BT: Tensor, mask_BT: Tensor) -> tuple[float, float]:
     return float(chosen.mean()), float(torch.rsqrt(variance + WHITEN_EPS))
 
 
-def importance_weights(proximal_logp: Tensor, behaviour_logp: Tensor, corrected: Tensor, cap: float) -> Tensor:
-    """w = min(exp(proximal − behaviour), cap) where `corrected`, else 1. Detached by construction."""
-    ratio = torch.exp((proximal_logp - behaviour_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).clamp_max(cap)
-    return torch.where(corrected, ratio, torch.ones_like(ratio))
+def importance_weights(
+    proximal_logp: Tensor, behaviour_logp: Tensor, corrected: Tensor, bounds: tuple[float, float], outside: Outside = "clamp"
+) -> Tensor:
+    """Importance weights [B, T]: exp(proximal − behaviour) within `bounds` where `corrected`, else 1. Detached by construction.
+
+    A ratio outside the bounds is clamped,
+    masked (weight 0: IcePop), or, with `reject`, all tokens of a response have weight 0 if the geometric mean of its corrected
+    tokens' ratios is outside; other responses are clamped.
+    """
+    log_ratio = (proximal_logp - behaviour_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio, (low, high) = torch.exp(log_ratio), bounds
+    weights = torch.where(corrected, ratio.clamp(low, high), torch.ones_like(ratio))
+    if outside == "mask":
+        return torch.where(corrected & ((ratio < low) | (ratio > high)), torch.zeros_like(ratio), weights)
+    if outside == "reject":
+        mean = torch.exp((log_ratio * corrected).sum(-1) / corrected.sum(-1).clamp_min(1))
+        return weights * ((mean >= low) & (mean <= high))[:, None]
+    return weights
 
 
 def effective_sample_share(weights: Tensor) -> float:
-    """(Σw)² / (n Σw²): 1 when all weights are equal."""
-    return float(weights.sum().square() / (weights.numel() * weights.square().sum()))
+    """(Σw)² / (n Σw²): 1 when all weights are equal, 0 when all are 0."""
+    squares = float(weights.square().sum())
+    return float(weights.sum().square()) / (weights.numel() * squares) if squares else 0.0
 
 
 def policy_loss(
-    logp: Tensor, proximal_logp: Tensor, advantages: Tensor, weights: Tensor, clip: float, dual_clip: float | None
+    logp: Tensor, proximal_logp: Tensor, advantages: Tensor, weights: Tensor, clip: tuple[float, float], dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate loss per token (to be minimised), and the mask of clipped tokens, both in the input shape.
 
-    With `dual_clip` c the loss of a token with negative advantage is at most c·|A| (arXiv 1912.09729).
+    `clip`: ε below and above 1 (the second is larger in DAPO's clip-higher, arXiv 2503.14476 §3.1). With `dual_clip` c the loss
+    of a token with negative advantage is at most c·|A| (arXiv 1912.09729).
     """
     ratio = torch.exp((logp - proximal_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip, 1 + clip)
+    clipped = -advantages * ratio.clamp(1 - clip[0], 1 + clip[1])
     loss = torch.maximum(plain, clipped)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)

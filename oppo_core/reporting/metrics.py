@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.losses import effective_sample_share
+from oppo_core.ppo.losses import LOG_RATIO_LIMIT, effective_sample_share
 from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
@@ -93,6 +94,12 @@ def value_metrics(experience: Experience) -> dict[str, float]:
     return metrics | {"critic/vf_explained_var": explained}
 
 
+def uniform_groups(scores_B: Tensor, group_size: int) -> int:
+    """Number of groups whose responses all have the same score, and therefore advantage 0."""
+    grouped = scores_B.view(-1, group_size)
+    return int((grouped == grouped[:, :1]).all(-1).sum())
+
+
 def tail_batch_metrics(pool: Pool) -> dict[str, float]:
     """Tokens that tail batching discarded in this step, and responses in its queue."""
     wasted = sum(sequence.length for sequence in pool.discarded)
@@ -105,6 +112,7 @@ def overlap_metrics(
     """Effects of deferral on this batch: ages, staleness, effective sample size, length bias."""
     mask, stale = experience.mask, experience.stale
     drift = (experience.proximal_logp - experience.behaviour_logp).abs()
+    log_ratio = (experience.proximal_logp - experience.behaviour_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ages = [s.age for s in experience.sequences]
     mean_length = float(mask.sum(-1).double().mean())
     metrics = {
@@ -115,6 +123,10 @@ def overlap_metrics(
         "oppo/deferred_token_share": float(stale.sum() / mask.sum()),
         "oppo/age_max": float(max(ages)),
         "oppo/age_mean": float(np.mean(ages)),
+        # Schulman's k3 estimate of KL(behaviour ‖ proximal), over tokens that the behaviour policy sampled.
+        "oppo/mismatch_kl": float((torch.exp(log_ratio) - 1 - log_ratio)[mask].mean()),
+        "oppo/mismatch_ratio_max": float(torch.exp(log_ratio[mask].abs().max())),
+        "oppo/masked_share": float((experience.weights[mask] == 0).double().mean()),
         "oppo/ess": effective_sample_share(experience.weights[mask]),
         "oppo/length_bias": mean_length / cohorts.newest_mean if cohorts.newest_mean else float("nan"),
     }

@@ -21,6 +21,7 @@ from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, needs_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
+from oppo_estimate.shapes import read_shape
 
 SEED_STRIDE = 1009
 
@@ -78,18 +79,21 @@ class RewardBuilder:
         return Part(source.weight, finished=TextModelReward(network, encoder, budget))
 
     def _served(self, model: ModelSpec, memory_share: float) -> StreamingReward:
-        """A model served by vLLM. Raises RewardError without a GPU."""
+        """A model served by vLLM."""
         from oppo_core.rewards.vllm_model import build_vllm_reward
-        from oppo_core.vllm.engine_args import reward_arguments
+        from oppo_core.vllm.engine_args import Placement, cpu_cache_bytes, reward_arguments
 
-        if self.device.type != "cuda":
-            raise RewardError("models.reward.served_by: vllm requires a GPU, and torch finds none; choose torch")
         assert model.path is not None  # the spec's validator guarantees it
         r, resources = self.spec.rollout, self.spec.resources
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
-        place = self.device.index or 0
-        arguments = reward_arguments(str(folder), resources.dtype, longest, self.slots, memory_share, place)
-        return build_vllm_reward(folder, arguments, resources.longest_silence_s)
+        if self.device.type == "cuda":
+            placement = Placement((self.device.index or 0,), memory_share)
+        else:
+            shape = read_shape(model, "scalar", self.roots)
+            assert shape is not None  # the folder was found
+            placement = Placement(cache_bytes=cpu_cache_bytes(self.slots, longest, shape.cached * self.dtype.itemsize))
+        arguments = reward_arguments(str(folder), resources.dtype, longest, self.slots, placement)
+        return build_vllm_reward(folder, arguments, resources.longest_silence_s, placement)
 
     def _finished_reward(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:

@@ -23,7 +23,7 @@ from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.build import START_TIMEOUT_S
-from oppo_core.vllm.engine_args import BLOCK_TOKENS, SUBPROCESS_ENVIRONMENT, prepare, without_ipc_handles
+from oppo_core.vllm.engine_args import Placement, vllm_environment
 from oppo_core.vllm.protocols import Pooled, PoolingEngine
 
 CLASSIFIER = "ForSequenceClassification"
@@ -31,13 +31,14 @@ CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(slots=True, eq=False)
 class PrefixState:
-    """A growing answer with its prompt.
+    """A growing answer with its prompt. `block`: tokens per block of the prefix cache.
 
     `read`: tokens in whole blocks that vLLM has prefilled. `known`: over all requests, tokens that had been prefilled before;
     `hits`: those of them that were still cached. `over`: scored or no longer needed.
     """
 
     tokens: list[int]
+    block: int
     finished: bool = False
     read: int = 0
     known: int = 0
@@ -51,17 +52,17 @@ class PrefixState:
         None if there are none. Another thread sets `tokens` first and then `finished`.
         """
         finished, tokens = self.finished, self.tokens
-        whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        whole = len(tokens) // self.block * self.block
         if self.over or (not finished and whole <= self.read):
             return None
         return (tokens, True) if finished else (tokens[:whole], False)
 
     def note(self, tokens: int, cached: int) -> None:
         """Record a request of `tokens` tokens, `cached` of which were in the prefix cache."""
-        known = min(self.read, (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+        known = min(self.read, (tokens - 1) // self.block * self.block)
         self.known += known
         self.hits += min(known, cached)
-        self.read = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        self.read = tokens // self.block * self.block
 
 
 def pooling_parameters() -> Any:
@@ -80,10 +81,12 @@ class PrefixReward:
 
     is_remote = True
 
-    def __init__(self, engine: PoolingEngine, loop: AsyncioThread, parameters: Callable[[], Any] = pooling_parameters) -> None:
-        """`loop` is the event loop of `engine`; both are closed with the reward."""
+    def __init__(
+        self, engine: PoolingEngine, loop: AsyncioThread, block_tokens: int, parameters: Callable[[], Any] = pooling_parameters
+    ) -> None:
+        """`loop` is the event loop of `engine`; both are closed with the reward. `block_tokens`: of its prefix cache."""
         self.engine = engine
-        self._loop, self._parameters = loop, parameters
+        self._loop, self._block, self._parameters = loop, block_tokens, parameters
         self._states: dict[int, PrefixState] = {}
         self._scores: dict[int, float] = {}
         self._numbers = count()
@@ -100,7 +103,7 @@ class PrefixReward:
             self._read(answer.sequence_id, answer.prompt_ids + answer.response_ids, finished=True)
 
     def _read(self, sequence_id: int, tokens: list[int], finished: bool) -> None:
-        state = self._states.setdefault(sequence_id, PrefixState([]))
+        state = self._states.setdefault(sequence_id, PrefixState([], self._block))
         state.tokens = tokens
         state.finished = finished  # after the tokens: see `PrefixState.due`
         self._last_progress = time.monotonic()
@@ -197,7 +200,7 @@ def check_classifier(folder: Path) -> None:
         )
 
 
-def build_vllm_reward(folder: Path, arguments: dict[str, Any], timeout_s: float) -> PrefixReward:
+def build_vllm_reward(folder: Path, arguments: dict[str, Any], timeout_s: float, placement: Placement) -> PrefixReward:
     """The reward model in `folder`, served by vLLM in another process.
 
     Args:
@@ -210,20 +213,21 @@ def build_vllm_reward(folder: Path, arguments: dict[str, Any], timeout_s: float)
         VllmError: it does not start.
     """
     check_classifier(folder)
-    prepare(SUBPROCESS_ENVIRONMENT)
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     loop = AsyncioThread(timeout_s)
 
     async def start() -> PoolingEngine:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
         started: PoolingEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         return started
 
     try:
-        with without_ipc_handles():
+        with vllm_environment(placement, loop.resources):
+            import vllm  # noqa: F401 - ImportError here, not in the loop
+
             engine = loop.run(start(), "starting the reward model", START_TIMEOUT_S)
-        return PrefixReward(engine, loop)
+        return PrefixReward(engine, loop, placement.block_tokens)
     except BaseException:
         loop.close()
         raise

@@ -3,13 +3,14 @@
 Its unit is the group: the G responses to one prompt, which are started, trained and deferred together (G = 1 in PPO; GRPO and
 RLOO need G > 1). Group g holds sequences g·G to g·G + G − 1. B, Δ, ages and finishing order count groups.
 
-Invariant: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
-the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
+Invariant: every sequence ever started is in exactly one place: in the pool, in one trained batch, dropped by dynamic sampling, or
+(at the end of the run) in the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv
+2509.25762, §3.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from oppo_core.rollout.prompt_sharding import PromptSharding
@@ -89,12 +90,11 @@ class Pool:
         Raises:
             RuntimeError: fewer than B groups are ready, or an overdue one is unfinished: decoding stopped too early.
         """
-        ready = self._in_batch_order(finishers)
-        batch = [s for group in ready[: self.batch_size] for s in group]
+        ready = self.batch_groups(finishers)
+        batch = [s for group in ready for s in group]
         if len(batch) < self.rows or any(not s.finished for s in batch):
             raise RuntimeError(f"the batch of {self.batch_size} is not complete: {sum(map(_finished, ready))} are ready")
-        taken = {s.sequence_id for s in batch}
-        self.sequences = [s for s in self.sequences if s.sequence_id not in taken]
+        self.drop({s.sequence_id for s in batch})
         for sequence in self.sequences:
             sequence.age += 1
         return sorted(batch, key=lambda s: s.sequence_id)
@@ -109,9 +109,17 @@ class Pool:
             return False
         return len(self._in_batch_order(finishers)) >= self.batch_size
 
+    def batch_groups(self, finishers: list[Sequence]) -> list[Group]:
+        """The groups that `take_batch(finishers)` would return, in batch order."""
+        return self._in_batch_order(finishers)[: self.batch_size]
+
+    def drop(self, sequence_ids: Container[int]) -> None:
+        """Remove sequences that are not trained."""
+        self.sequences = [s for s in self.sequences if s.sequence_id not in sequence_ids]
+
     def certain(self, finishers: list[Sequence]) -> list[Sequence]:
         """Finished sequences that are in this step's batch no matter what finishes after `finishers`."""
-        return [s for group in self._in_batch_order(finishers)[: self.batch_size] for s in group if s.finished]
+        return [s for group in self.batch_groups(finishers) for s in group if s.finished]
 
     def _in_batch_order(self, finishers: list[Sequence]) -> list[Group]:
         """Overdue groups, then finished surplus (both oldest first), then groups completed by `finishers`."""

@@ -14,6 +14,8 @@ class StepState:
     `ends`: finish time by sequence_id; `decode`: start and end of decoding. Both in seconds of the engine's clock; in a step
     resumed half-way they cover the last attempt only.
 
+    Dynamic sampling: `replaced` groups in `replacements` rounds; `varied`: first sequence_id of groups known to have variance.
+
     `interrupted`: restored from a checkpoint after `rounds` rounds with `decoded` tokens; the caches are still empty.
     """
 
@@ -25,3 +27,6 @@ class StepState:
     interrupted: bool = False
     rounds: int = 0
     decoded: int = 0
+    replacements: int = 0
+    replaced: int = 0
+    varied: set[int] = field(default_factory=set)

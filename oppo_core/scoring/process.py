@@ -37,7 +37,7 @@ START_METHOD: Literal["spawn"] = "spawn"
 QUEUE_SIZE = 32
 # Loading large models from a slow disk gives no heartbeats, so it gets at least this long.
 LOAD_TIMEOUT_S = 600.0
-SHUTDOWN_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 20.0  # vLLM takes up to 5 s to end
 HUNG_SHUTDOWN_TIMEOUT_S = 0.5  # time to write its stack
 
 
@@ -92,8 +92,9 @@ class ProcessScorers(ScorerProxy):
         context = multiprocessing.get_context(START_METHOD)
         self._heartbeat = Heartbeat(context)
         self._channel, theirs = Channel.pair()
+        # Not daemonic, because a daemon cannot start vLLM's process.
         self._process = context.Process(
-            target=_serve, args=(theirs, self._heartbeat, build, devices, threads), name="oppo-scorers", daemon=True
+            target=_serve, args=(theirs, self._heartbeat, build, devices, threads), name="oppo-scorers"
         )
         self._process.start()
         theirs.close()
@@ -101,7 +102,11 @@ class ProcessScorers(ScorerProxy):
         self._sent = time.monotonic()
         self._is_hung = False
         self._longest_silence_s = max(longest_silence_s, LOAD_TIMEOUT_S)
-        self.saves_bytes = cast(int, self._receive())
+        try:
+            self.saves_bytes = cast(int, self._receive())
+        except BaseException:
+            self.close()
+            raise
         self._longest_silence_s = longest_silence_s
 
     def train_early(self, batch: EarlyBatch) -> None:
@@ -186,7 +191,7 @@ def _serve(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(threads)
-    trace = Recorder(devices)
+    trace, scorers = Recorder(devices), None
     try:
         scorers = build(trace)
         scorers.alive = heartbeat.beat
@@ -205,3 +210,6 @@ def _serve(
     except Exception as error:  # noqa: BLE001 - any error is reported to the engine, which stops
         traceback.print_exc()
         channel.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take(), trace.take_shrunk()), _wait_on)
+    finally:
+        if scorers is not None:
+            scorers.close()

@@ -21,7 +21,7 @@ from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
-from oppo_core.rollout.sampling_support import mask_unsupported
+from oppo_core.rollout.sampling_support import concat_supports, mask_unsupported
 from oppo_core.rollout.sequence import Support
 from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.trace.recorder import Recorder
@@ -271,8 +271,7 @@ class ScorerSet:
             stopped = {i for i, sequence in sequences.items() if sequence.stopped}
             self.reward.read(tokens, prompts, finished, stopped, self.alive)
         with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(sequences)):
-            for i, new in self.reference.read(tokens, finished).items():
-                sequences[i].reference_logprobs.append(self._logprobs(sequences[i], new))
+            self._read_reference(sequences, self.reference.read(tokens, finished))
         self._read_critic(sequences, tokens, finished, chunk)
 
     def _read_critic(
@@ -291,18 +290,34 @@ class ScorerSet:
         with self.trace.wait("score"):
             self.reward.wait(sequence_ids, self.alive)
 
-    def _logprobs(self, sequence: ScoredSequence, new: NewStates) -> Tensor:
-        """Reference log-probs, over their support, of the response tokens that the new states predict."""
-        states = _predicting(sequence, new)
-        first = max(new.first + 1, sequence.prompt_length)
-        tokens = to_device(sequence.tokens[first : first + len(states)], states.device)
-        support = sequence.support[first - sequence.prompt_length :]
-        logprobs = []
-        for start in range(0, len(states), LOGITS_SLICE_TOKENS):
+    def _read_reference(self, sequences: dict[int, ScoredSequence], read: dict[int, NewStates]) -> None:
+        """Append reference log-probs, over their support, of the response tokens that the new states predict.
+
+        The head reads all sequences together: at most `LOGITS_SLICE_TOKENS` tokens per pass over its weights.
+        """
+        predicting = {i: _predicting(sequences[i], new) for i, new in read.items()}
+        predicting = {i: states for i, states in predicting.items() if len(states)}
+        if not predicting:
+            return
+        tokens, support = list[NDArray[np.int64]](), list[Support]()
+        for i, states in predicting.items():
+            first = max(read[i].first + 1, sequences[i].prompt_length)
+            tokens.append(sequences[i].tokens[first : first + len(states)])
+            support.append(sequences[i].support[first - sequences[i].prompt_length :][: len(states)])
+        logprobs = self._reference_logprobs(
+            torch.cat(list(predicting.values())), np.concatenate(tokens), concat_supports(support)
+        )
+        for i, row in zip(predicting, torch.split(logprobs, [len(states) for states in predicting.values()]), strict=True):
+            sequences[i].reference_logprobs.append(row)
+
+    def _reference_logprobs(self, states_MH: Tensor, tokens: NDArray[np.int64], support: Support) -> Tensor:
+        """Log-probs [M] of `tokens`, which the states predict."""
+        tokens_M, logprobs = to_device(tokens, states_MH.device), []
+        for start in range(0, len(states_MH), LOGITS_SLICE_TOKENS):
             part = slice(start, start + LOGITS_SLICE_TOKENS)
-            logits = mask_unsupported(precise(self.reference.network.logits(states[part])) / self.temperature, support[part])
-            logprobs.append(torch.log_softmax(logits, dim=-1).gather(-1, tokens[part, None]).squeeze(-1))
-        return torch.cat(logprobs) if logprobs else tokens.new_empty(0, dtype=states.dtype)
+            logits = mask_unsupported(precise(self.reference.network.logits(states_MH[part])) / self.temperature, support[part])
+            logprobs.append(torch.log_softmax(logits, dim=-1).gather(-1, tokens_M[part, None]).squeeze(-1))
+        return torch.cat(logprobs)
 
     def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
         """Scores of sequences whose rewards are ready, with the critic's `values`; batches device-to-host copies."""

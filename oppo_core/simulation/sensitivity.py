@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from oppo_core.simulation.fit_costs import cost_at, with_cost
-from oppo_core.simulation.paper import LAYOUTS, PAPER_SPEC, Case, paper_spec
-from oppo_estimate.devices import Devices, LogNormal, load_devices
+from oppo_core.simulation.paper import LAYOUTS, PAPER_SPEC, Case, paper_spec, simulate_case
+from oppo_core.simulation.plan import Progress, no_progress, plan
+from oppo_estimate.devices import READING_ROLES, Devices, LogNormal, load_devices
+from oppo_estimate.schedules import Row, Target, with_speedups
 
 BASE = "paper-h200-7b"
 READING = tuple(f"costs.{role}.token_us" for role in ("actor", "reward", "reference", "critic"))
@@ -15,6 +18,7 @@ BACKWARD = ("costs.actor.backward_us", "costs.critic.backward_us")
 ROUND, ROW, HANDOVER = "costs.decode.round_us", "costs.decode.row_us", "overheads.handover_us"
 CRITIC = ("costs.critic.pass_us", "costs.critic.token_us", "costs.critic.backward_us")
 MFU = 0.4  # that of the machine files
+KERNELS_US = 7400.0  # a decode step without the host's gaps, as with CUDA graphs: docs/simulation.md
 Changed = Callable[[Devices], Devices]
 
 
@@ -65,7 +69,7 @@ CHANGES: tuple[tuple[str, Changed | None, dict[str, Mapping[str, Any]]], ...] = 
     ("median length 1,024", answering(1024, 0.9), {}),
     ("longest answer 2,048", None, {"rollout": {"max_new_tokens": 2048}}),
     ("longest answer 8,192", None, {"rollout": {"max_new_tokens": 8192}}),
-    ("decode step 7.4 ms (eager kernels alone)", costing(7400, ROUND), {}),
+    ("decode step 7.4 ms (eager kernels alone)", costing(KERNELS_US, ROUND), {}),
     ("decode step 3.2 ms (memory bandwidth alone)", costing(3200, ROUND), {}),
     ("decode step 58 ms (twice as slow)", scaled(2, ROUND), {}),
     ("decode row × 10", scaled(10, ROW), {}),
@@ -108,3 +112,39 @@ def cases() -> list[Case]:
         Case("no padding, sequential shares all 8 GPUs", spec, lean, baseline=shared),
         *(Case(f"fitted, {name}: {fit}", paper_spec(**settings), fitting(load_devices(name))) for name in LAYOUTS[:2]),
     ]
+
+
+BATCHES = (112, 256, 1024)
+# Longest answer and median, tokens. The second is the first ÷ 8: the same shape. In the third, half of the answers are cut.
+ANSWERS = ((4096, 512), (512, 64), (512, 512))
+HALVES = "both, 4 + 4"
+
+
+def serving_cases(seed: int = 0) -> list[Case]:
+    """Every batch size with every kind of answers on `BASE`, decoded by a serving engine: steps of 7.4 ms.
+
+    Packed, one epoch, Δ = B ÷ 4, C an eighth of the longest answer. Without streaming all devices do every stage: `inter`
+    is deferral alone on all 8.
+    """
+    devices = having(padded=False, without_streaming="share")(costing(KERNELS_US, ROUND)(load_devices(BASE)))
+    cases = []
+    for longest, median in ANSWERS:
+        for batch in BATCHES:
+            overlap = overlapping(chunk={"size": longest // 8}, overcommit={"initial": batch // 4, "max": batch // 4})
+            ppo, rollout = {"batch_size": batch, "epochs": 1}, {"max_new_tokens": longest}
+            spec = paper_spec(ppo=ppo, rollout=rollout, **overlap).model_copy(update={"seed": seed})
+            name = f"B {batch:,}, median {median}, to {longest:,}"
+            cases.append(Case(name, spec, answering(median, 0.9)(devices)))
+    return cases
+
+
+def simulate_serving(case: Case, steps: int, on_step: Progress = no_progress) -> dict[str, Row]:
+    """`simulate_case`, and `HALVES`: half of the devices for all scorers, the critic's training included."""
+    halves = having(actor=4, groups={"scorer": 4}, place=dict.fromkeys(READING_ROLES, "scorer"))(case.devices)
+    rows = list(simulate_case(case, steps, on_step).values())
+    more = plan(
+        case.spec, halves, Target(case.spec.steps), steps, schedules=("both",),
+        progress=lambda _, step: on_step(f"{case.name}, {HALVES}", step),
+    )  # fmt: skip
+    rows += [replace(row, schedule=HALVES) for row in more]
+    return {row.schedule: row for row in with_speedups(rows)}

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from oppo_core.vllm.errors import VllmError
@@ -18,8 +19,9 @@ class AsyncioThread:
     """Runs coroutines for other threads. Thread-safe."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: default limit for one call, seconds."""
+        """`timeout_s`: default limit for one call, seconds. `resources` are released at the end of `close`."""
         self.timeout_s = timeout_s
+        self.resources = ExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="oppo-vllm", daemon=True)
         self._thread.start()
@@ -53,14 +55,15 @@ class AsyncioThread:
         """Cancel all coroutines and end the thread."""
         if self._loop.is_closed():
             return
-        ended = self.start(self._cancel_all())
-        try:
-            ended.result(CLOSE_TIMEOUT_S)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        with self.resources:
+            ended = self.start(self._cancel_all())
+            try:
+                ended.result(CLOSE_TIMEOUT_S)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(CLOSE_TIMEOUT_S)
+            if not self._thread.is_alive():
+                self._loop.close()
 
     async def _cancel_all(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

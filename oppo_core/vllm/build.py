@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from oppo_contract.spec import RunSpec
-from oppo_core.models.adapters import iter_merged_weights
 from oppo_core.models.protocol import Network
-from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
+from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.engine_args import (
-    IPC_ENVIRONMENT,
-    SUBPROCESS_ENVIRONMENT,
+    FILE_BACKEND,
+    Placement,
+    cpu_cache_bytes,
     engine_arguments,
-    prepare,
-    process_arguments,
+    lora_arguments,
+    vllm_environment,
 )
-from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
 from oppo_core.vllm.protocols import AsyncEngine
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import connect
@@ -42,63 +42,81 @@ def decoding_gpus(spec: RunSpec, device: int) -> list[int]:
     return list(range(first, first + each))
 
 
+def decoder_placement(spec: RunSpec, network: Network, slots: int, device: torch.device) -> Placement:
+    """vLLM's GPUs, by default the rank's own (`device`), or the CPU with a KV cache for `slots` responses."""
+    if device.type == "cuda":
+        own = decoding_gpus(spec, device.index) or [device.index]
+        return Placement(tuple(own), spec.rollout.vllm_memory_share)
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    per_token = network.cache_shape.numbers * next(network.parameters()).element_size()
+    return Placement(cache_bytes=cpu_cache_bytes(slots, longest, per_token))
+
+
 def build_decoder(
-    spec: RunSpec, folder: Path, network: Network, settings: DecodeSettings, stops: StopConditions | None, slots: int, device: int
-) -> DecoderProtocol:  # fmt: skip
-    """A decoder whose engine starts from the model in `folder` and receives its weights from `network`, on GPU `device`.
+    spec: RunSpec, folder: Path, network: Network, settings: DecodeSettings, stops: StopConditions | None, slots: int,
+    device: torch.device,
+) -> StreamingDecoder:  # fmt: skip
+    """A decoder whose engine starts from the model in `folder` and receives its weights from `network`, on `device`.
 
     Raises:
         ImportError: vLLM is not installed.
         VllmError: it does not start, or cannot receive weights.
     """
     assert isinstance(network, nn.Module)
-    weights: nn.Module = network
-    rollout, own = spec.rollout, decoding_gpus(spec, device)
-    share, sleeps = rollout.vllm_memory_share, rollout.vllm_sleep
-    arguments = engine_arguments(str(folder), spec.resources.dtype, settings, slots, share, sleeps, own or [device])
-    if rollout.vllm_process == "engine":
-        return InProcessDecoder(start_engine(arguments), settings, lambda: iter_merged_weights(weights), stops, sleeps=sleeps)
-    return _build_in_process(spec, weights, settings, stops, process_arguments(arguments), len(own))
-
-
-def _build_in_process(
-    spec: RunSpec, weights: nn.Module, settings: DecodeSettings, stops: StopConditions | None, arguments: dict[str, Any],
-    devices: int,
-) -> StreamingDecoder:  # fmt: skip
+    devices, sleeps = spec.resources.decoding_devices // spec.resources.ranks_per_node, spec.rollout.vllm_sleep
+    placement = decoder_placement(spec, network, slots, device)
+    on_gpu = bool(placement.gpus)
+    lora = spec.models.lora
+    arguments = engine_arguments(str(folder), spec.resources.dtype, settings, slots, sleeps, placement)
+    if lora is not None:
+        arguments |= lora_arguments(lora.rank)
+    backend = transfer_backend(spec, on_gpu)
     loop = AsyncioThread(spec.resources.longest_silence_s)
     engine: AsyncEngine | None = None
     try:
-        engine = start_engine_process(loop, arguments, devices)
-        weight_transfer = connect(engine, loop, weights, devices)
+        with vllm_environment(placement, loop.resources, handles=backend == "ipc"):
+            engine = start_engine_process(loop, arguments, backend)
+            weight_transfer = connect(engine, loop, network, devices, on_gpu)
     except BaseException:
         if engine is not None:
             engine.shutdown()
         loop.close()
         raise
     interval = min(spec.overlap.chunk.size, STREAM_INTERVAL)
-    return StreamingDecoder(engine, loop, settings, weight_transfer, stops, interval, sleeps=spec.rollout.vllm_sleep)
+    return StreamingDecoder(
+        engine, loop, settings, weight_transfer, stops, interval, sleeps=sleeps, draws_by_position=on_gpu
+    )  # fmt: skip
 
 
-def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], devices: int) -> AsyncEngine:
-    """Start vLLM's engine in another process, configured for weight transfer.
+def transfer_backend(spec: RunSpec, on_gpu: bool) -> str | None:
+    """vLLM's name of the transfer of weights; None: adapters need none."""
+    if spec.models.lora is not None:
+        return None
+    return ("nccl" if spec.resources.decoding_devices else "ipc") if on_gpu else FILE_BACKEND
+
+
+def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], backend: str | None) -> AsyncEngine:
+    """Start vLLM's engine in another process. Call within `vllm_environment`.
 
     Args:
-        arguments: see `process_arguments`.
-        devices: GPUs of its own; 0 if it shares the trainer's.
+        arguments: see `engine_arguments`.
+        backend: see `transfer_backend`.
 
     Raises:
         ImportError: vLLM is not installed.
         VllmError: it does not start.
     """
-    prepare(SUBPROCESS_ENVIRONMENT if devices else SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT)
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    config = WeightTransferConfig(backend="nccl" if devices else "ipc")
+    if backend == FILE_BACKEND:
+        import oppo_core.vllm.file_transfer  # noqa: F401 - registers FILE_BACKEND
+    if backend is not None:
+        arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
 
     async def start() -> AsyncEngine:
-        started: AsyncEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(weight_transfer_config=config, **arguments))
+        started: AsyncEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         return started
 
     return loop.run(start(), "starting", START_TIMEOUT_S)

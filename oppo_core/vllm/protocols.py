@@ -1,4 +1,4 @@
-"""The parts of vLLM that we use; tests/backends/test_vllm_names.py compares them with the pinned wheel's declarations."""
+"""The parts of vLLM that we use; `make test-vllm` tests them with vLLM itself."""
 
 from __future__ import annotations
 
@@ -45,44 +45,13 @@ class Output(Protocol):
     finished: bool
 
 
-class Engine(Protocol):
-    """`vllm.v1.engine.llm_engine.LLMEngine` in our process; one of its steps is one decode step."""
-
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> str:
-        """Queue a request; the next `step` prefills its prompt."""
-
-    def step(self) -> list[Any]:
-        """One pass: an `Output` for each request that got a token."""
-
-    def abort_request(self, request_ids: list[str]) -> None:
-        """Abort unfinished requests."""
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Drop the KV cache; with the flag also that of running requests, which are prefilled again."""
-
-    def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a method of the worker that holds the model."""
-
-    def set_weight_version(self, weight_version: str) -> None:
-        """Label the weights; outputs carry the labels of their tokens."""
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop scheduling and release memory; level 2 drops weights and KV cache. `mode` keep: requests stay queued."""
-
-    def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Allocate memory again for the tags; returns whether everything is awake and scheduling resumes."""
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether a `step` has work."""
-
-
 class AsyncEngine(Protocol):
     """`vllm.v1.engine.async_llm.AsyncLLM`: an engine in another process. Called in its event loop's thread."""
 
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """Queue a request; yields an `Output` for each group of new tokens."""
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, lora_request: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Queue a request; yields an `Output` for each group of new tokens. `lora_request`: the adapters it uses."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests; the last output of each has all its tokens and is finished."""
@@ -110,6 +79,12 @@ class AsyncEngine(Protocol):
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """End the update; tokens sampled from now on carry this label."""
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Load adapters; returns when they are loaded."""
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Tokens sampled from now on carry this label."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine's process."""

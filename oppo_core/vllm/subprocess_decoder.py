@@ -14,11 +14,14 @@ from __future__ import annotations
 import json
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling_support import support_from_json, support_to_json
@@ -27,12 +30,40 @@ from oppo_core.rollout.stop_conditions import StopConditions, update_finished
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.engine_args import sampling_arguments, sampling_supports, tokens_prompt
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.inprocess import empty_cuda_cache, out_of_memory_as_vllm_error, sampling_parameters
 from oppo_core.vllm.protocols import AsyncEngine, Completion, Output
 from oppo_core.vllm.weight_transfer import WeightTransfer
 
 AHEAD = "ahead.json"
+# Levels of vLLM's sleep. Dropped weights are sent again; with adapters only they are sent, so the others stay in main memory.
+OFFLOAD_WEIGHTS, DROP_WEIGHTS = 1, 2
 ABORT_RETRY_S = 0.5  # an abort may arrive before its request and have no effect
+
+
+def sampling_parameters(arguments: dict[str, Any]) -> Any:
+    """vLLM's `SamplingParams`; each output has the new tokens only."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
+
+
+def empty_cuda_cache() -> None:
+    """Return torch's unused GPU memory to the device, from which vLLM allocates."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def out_of_memory_as_vllm_error() -> Iterator[None]:
+    """Turns out-of-memory errors of torch and of vLLM's allocator into a VllmError with a remedy."""
+    try:
+        yield
+    except (RuntimeError, VllmError) as error:  # torch's own error is a RuntimeError, that of vLLM's allocator a plain one
+        if "out of memory" not in str(error):
+            raise
+        raise VllmError(
+            "the GPU has no room for vLLM's weights and KV cache of a step; lower rollout.vllm_memory_share, or the memory of"
+            f" training: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +110,20 @@ class StreamingDecoder:
         interval: int = 1,
         parameters: Callable[[dict[str, Any]], Any] = sampling_parameters,
         sleeps: bool = False,
+        draws_by_position: bool = True,
     ) -> None:
-        """`interval`: tokens per message. `loop` is the event loop of `engine`; both are closed with the decoder."""
+        """`loop` is the event loop of `engine`; both are closed with the decoder.
+
+        Args:
+            interval: tokens per message.
+            draws_by_position: see `sampling_arguments`.
+        """
         self.engine = engine
         self.settings = settings
         self.live: list[Sequence] = []
         self.rounds = self.decoded = 0  # since `begin`
         self._loop, self._weight_transfer, self._stops, self._parameters = loop, weight_transfer, stops, parameters
-        self._interval, self._sleeps = interval, sleeps
+        self._interval, self._sleeps, self._draws_by_position = interval, sleeps, draws_by_position
         self._paused = self._asleep = False
         self._version: int | None = None  # of the weights that the engine has
         self._rows: dict[int, Row] = {}
@@ -141,7 +178,8 @@ class StreamingDecoder:
     def pause(self) -> None:
         """Pause the engine, or put it to sleep; requests stay queued, and `begin` sends weights."""
         if self._sleeps:
-            self._loop.run(self.engine.sleep(level=2, mode="keep"), "falling asleep")
+            level = DROP_WEIGHTS if self._weight_transfer.lora_request is None else OFFLOAD_WEIGHTS
+            self._loop.run(self.engine.sleep(level=level, mode="keep"), "falling asleep")
             self._paused = self._asleep = True
         self._pause()
 
@@ -163,13 +201,15 @@ class StreamingDecoder:
         row.request = f"{row.sequence.sequence_id}.{next(self._numbers)}"
         row.first = row.length
         self._requests[row.request] = row
-        arguments = sampling_arguments(self.settings, row.sequence, len(ahead)) | {"stream_interval": self._interval}
+        arguments = sampling_arguments(self.settings, row.sequence, len(ahead), self._draws_by_position)
+        arguments |= {"stream_interval": self._interval}
         self._loop.start(self._follow(row.request, tokens_prompt(row.sequence, ahead), self._parameters(arguments)))
 
     async def _follow(self, request_id: str, prompt: Any, parameters: Any) -> None:
         """In the loop's thread: put a request's outputs into the inbox."""
         try:
-            async for output in self.engine.generate(prompt, parameters, request_id):
+            adapters = self._weight_transfer.lora_request
+            async for output in self.engine.generate(prompt, parameters, request_id, lora_request=adapters):
                 self._inbox.put((request_id, output))
         except Exception as error:  # noqa: BLE001 - `_receive` raises it in the training loop
             self._inbox.put((request_id, error))

@@ -1,23 +1,27 @@
 """Transfer of the trainer's weights to vLLM in another process, through its weight-transfer API.
 
 To separate GPUs weights are broadcast by NCCL in a process group of their own. On a shared GPU vLLM opens CUDA IPC handles, so
-nothing is copied through the host. Both send packs (`pack_bytes`), one weight after another: adapters are merged one layer at a
-time, and sharded weights were gathered after the optimizer step.
+nothing is copied through the host. Both send packs (`pack_bytes`), one weight after another; sharded weights were gathered after
+the optimizer step. On a CPU packs are files (oppo_core/vllm/file_transfer.py). LoRA adapters are sent as adapters, see
+oppo_core/models/adapters.py.
 """
 
 from __future__ import annotations
 
 import math
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from oppo_core.models.adapters import iter_merged_weights, merged_layout
+from oppo_core.models.adapters import has_lora, save_adapter, saved_module
+from oppo_core.models.shared_weights import SHARED_MEMORY
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import AsyncEngine, WeightTrainer
@@ -27,7 +31,12 @@ HOST = "127.0.0.1"
 
 
 class WeightTransfer(Protocol):
-    """Sends the trainer's weights to an engine."""
+    """Sends the trainer's weights to an engine.
+
+    `lora_request`: vLLM's `LoRARequest` for every request, if adapters are sent; otherwise None.
+    """
+
+    lora_request: Any
 
     def send(self, version: int) -> None:
         """Send the current weights, labelled `version`, to the paused engine. Raises VllmError on failure."""
@@ -53,11 +62,10 @@ class WeightSource:
 
     def metadata(self) -> list[WeightMeta]:
         """Names, dtypes and shapes in iteration order, without computing weights."""
-        return [WeightMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in merged_layout(self._network).items()]
+        return [WeightMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for (name, weight), meta in zip(iter_merged_weights(self._network), self.metadata(), strict=True):
-            yield name, weight.to(meta.dtype)
+        yield from saved_module(self._network).state_dict().items()
 
 
 def largest_weight(source: WeightSource) -> int:
@@ -107,6 +115,8 @@ class WeightSyncClient:
 class VllmWeightTransfer:
     """A `WeightTransfer` that uses vLLM's own sender."""
 
+    lora_request = None
+
     def __init__(self, trainer: WeightTrainer, client: WeightSyncClient) -> None:
         self._trainer, self._client = trainer, client
         client.abandon = trainer.shutdown
@@ -123,6 +133,26 @@ class VllmWeightTransfer:
         self._trainer.shutdown()
 
 
+class AdapterTransfer:
+    """A `WeightTransfer` of LoRA adapters: a folder in shared memory, from which vLLM replaces the previous adapters."""
+
+    def __init__(self, engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, lora_request: Callable[..., Any]) -> None:
+        """`lora_request`: vLLM's class."""
+        self._engine, self._loop, self._network = engine, loop, network
+        shared_memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        self._folder = tempfile.TemporaryDirectory(prefix="oppo-adapter-", dir=shared_memory)
+        self.lora_request = lora_request("actor", 1, self._folder.name)
+        self._replacement = lora_request("actor", 1, self._folder.name, load_inplace=True)
+
+    def send(self, version: int) -> None:
+        save_adapter(self._network, Path(self._folder.name))
+        self._loop.run(self._engine.add_lora(self._replacement), "loading adapters")
+        self._loop.run(self._engine.update_weight_version(str(version)), "labelling adapters")
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
 @contextmanager
 def as_vllm_error() -> Iterator[None]:
     """Errors of vLLM and NCCL become VllmErrors."""
@@ -134,25 +164,45 @@ def as_vllm_error() -> Iterator[None]:
         raise VllmError(f"the weight transfer failed: {type(error).__name__}: {error}") from error
 
 
-def connect(engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, devices: int) -> VllmWeightTransfer:
+def connect(engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, devices: int, on_gpu: bool = True) -> WeightTransfer:
     """Connect to an engine that `start_engine_process` started: by NCCL with `devices` GPUs of its own, by CUDA IPC if 0.
+
+    Adapters need no connection.
+
+    Args:
+        on_gpu: whether the engine runs on a GPU; if not, packs of weights are files.
 
     Raises:
         ImportError: vLLM is not installed.
         VllmError: the connection fails.
     """
+    if has_lora(network):
+        from vllm.lora.request import LoRARequest
+
+        return AdapterTransfer(engine, loop, network, LoRARequest)
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     client = WeightSyncClient(engine, loop, WeightTransferInitRequest, WeightTransferUpdateRequest)
     source = WeightSource(network)
-    arguments = trainer_arguments(devices, largest_weight(source))
-    info = NCCLTrainerInitInfo(**arguments) if devices else IPCTrainerInitInfo(**arguments)
+    info = _gpu_init_info(source, devices) if on_gpu else _file_init_info()
     with as_vllm_error():
         trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
     return VllmWeightTransfer(trainer, client)
+
+
+def _gpu_init_info(source: WeightSource, devices: int) -> Any:
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    arguments = trainer_arguments(devices, largest_weight(source))
+    return NCCLTrainerInitInfo(**arguments) if devices else IPCTrainerInitInfo(**arguments)
+
+
+def _file_init_info() -> Any:
+    from oppo_core.vllm.file_transfer import FileTrainerInit
+
+    return FileTrainerInit(rank=0, pack_bytes=PACK_BYTES)
 
 
 def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:

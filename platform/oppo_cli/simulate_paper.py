@@ -19,21 +19,26 @@ SCHEDULES = 4
 def paper_report(steps: int | None) -> dict[str, Any]:
     """Simulate and print; returns the results as JSON data. `steps`: simulated steps per schedule."""
     from oppo_core.simulation.paper import layouts, simulate_case, verdicts
-    from oppo_core.simulation.sensitivity import cases
+    from oppo_core.simulation.sensitivity import cases, serving_cases, simulate_serving
 
     steps, screen = steps or STEPS, console()
-    paper_layouts, changes = layouts(), cases()
-    with Progress(screen, (len(paper_layouts) + len(changes)) * SCHEDULES * steps) as progress:
+    paper_layouts, changes, served = layouts(), cases(), serving_cases()
+    total = (len(paper_layouts) + len(changes)) * SCHEDULES + len(served) * (SCHEDULES + 1)
+    with Progress(screen, total * steps) as progress:
         results = [(case, simulate_case(case, steps, progress.show)) for case in paper_layouts]
         sensitivity = [(case, simulate_case(case, steps, progress.show)) for case in changes]
+        serving = [(case, simulate_serving(case, steps, progress.show)) for case in served]
     judgements = verdicts(results)
     screen.print(_layout_table(results), highlight=False)
     screen.print(_claim_table(judgements), highlight=False)
     screen.print(_sensitivity_table(sensitivity), highlight=False)
     screen.print(_assumptions(paper_layouts[0], steps), highlight=False, style="dim")
+    screen.print(_serving_table(serving), highlight=False)
+    screen.print(_serving_assumptions(steps), highlight=False, style="dim")
     return {
         "simulate": "paper", "steps": steps, "layouts": _as_json(results),
         "figures": [verdict.as_json() for verdict in judgements], "sensitivity": _as_json(sensitivity),
+        "serving": _as_json(serving),
     }  # fmt: skip
 
 
@@ -85,6 +90,31 @@ def _sensitivity_table(results: list[tuple[Case, dict[str, Row]]]) -> Table:
             percent(both.stale_share),
         )  # fmt: skip
     return table
+
+
+def _serving_table(results: list[tuple[Case, dict[str, Row]]]) -> Table:
+    from oppo_core.simulation.sensitivity import BASE, HALVES
+
+    table = _table(f"\nWith a serving engine, packed batches and one epoch ({BASE})", "batch and answers")
+    for heading in ("sequential", "decoding", "intra, 7 + 1", "inter, all 8", "both, 7 + 1", HALVES, "stale"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for case, rows in results:
+        sequential = rows["sequential"]
+        gains = [f"{rows[name].speedup:.2f} ×" for name in ("intra", "inter", "both", HALVES)]
+        table.add_row(
+            case.name, f"{sequential.step_s:,.1f} s", percent(sequential.decode_share), *gains, percent(rows["inter"].stale_share)
+        )
+    return table
+
+
+def _serving_assumptions(steps: int) -> str:
+    from oppo_core.simulation.sensitivity import KERNELS_US
+
+    return (
+        f"\nAssumed: decode steps of {KERNELS_US / 1000} ms, Δ B ÷ 4, C an eighth of the longest response, {steps} steps."
+        " Sequential and inter use all 8 GPUs for every stage; 7 + 1: one GPU for the reward model;"
+        " 4 + 4: half of the GPUs for all scorers and the critic's training."
+    )
 
 
 def _table(title: str, *names: str) -> Table:

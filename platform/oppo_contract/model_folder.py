@@ -40,7 +40,10 @@ def read_config(folder: Path) -> dict[str, object]:
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
-        raise ModelFolderError(f"{folder} has no config.json; a model folder needs config.json and model.safetensors") from None
+        needs = "a model folder needs config.json and model.safetensors"
+        if (folder / "adapter_config.json").exists():
+            needs = f"it has LoRA adapters alone; {needs}: write them with oppo export --merge"
+        raise ModelFolderError(f"{folder} has no config.json; {needs}") from None
     except json.JSONDecodeError as error:
         raise ModelFolderError(f"{folder / 'config.json'} is not JSON: {error}") from None
     if not isinstance(config, dict):

@@ -39,6 +39,11 @@ RETIRED = {
         " graphs. It changed no result: delete the section",
         applies=_drafter_was_on,
     ),
+    # `engine` was the default, so every earlier spec has it, also without vLLM.
+    "rollout.vllm_process": RetiredSetting(
+        "was removed: vLLM always decodes in a separate process. Delete the setting",
+        applies=lambda value: value not in ("engine", "own"),
+    ),
     "ppo.on_nonfinite": RetiredSetting(
         "rollback was removed: a run no longer returns to a checkpoint by itself",
         applies=lambda value: bool(value == "rollback"),

@@ -12,8 +12,17 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from oppo_contract.retired import drop_unused_settings, replace_retired_settings
-from oppo_contract.sections.base import Name, Section
-from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
+from oppo_contract.sections.base import STORED, Name, Section
+from oppo_contract.sections.models import (
+    VLLM_MAX_RANK,
+    HttpReward,
+    Lora,
+    Models,
+    ModelSpec,
+    RewardPart,
+    RewardSpec,
+    TinyArchitecture,
+)
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
@@ -60,6 +69,18 @@ class RunSpec(Section):
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When checkpoints are saved.")
     logging: Logging = Field(default_factory=Logging, description="What is recorded besides metrics.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def default_tis(cls, data: Any) -> Any:
+        """`ppo.tis` is `all` by default where sampler and trainer round differently."""
+        if not isinstance(data, dict):
+            return data
+        ppo, resources, rollout = (data.get(name, {}) for name in ("ppo", "resources", "rollout"))
+        if not all(isinstance(section, dict) for section in (ppo, resources, rollout)) or "tis" in ppo:
+            return data
+        rounds = resources.get("dtype") == "bfloat16" or rollout.get("backend") == "vllm"
+        return data | {"ppo": ppo | {"tis": "all"}} if rounds else data
+
     def _check_conflicts(self, setting: str, conflicts: list[tuple[str, bool, str]]) -> None:
         """Raise SettingError for the first of (path, whether it conflicts with `setting`, allowed values) that applies."""
         for path, applies, allowed in conflicts:
@@ -96,6 +117,7 @@ class RunSpec(Section):
         conflicts = [
             ("ppo.epochs", ppo.epochs > 1, "1"),
             ("ppo.mini_batches", ppo.mini_batches > 1, "1"),
+            ("ppo.loss_aggregation", ppo.loss_aggregation != "token_mean", "token_mean"),
             ("ppo.whiten_rewards", ppo.whiten_rewards, "false: they need the whole batch before a gradient"),
             ("ppo.normalize_scores", ppo.normalize_scores != "off", "off: it needs the whole batch"),
             ("ppo.on_nonfinite", ppo.on_nonfinite != "raise", "raise"),
@@ -128,21 +150,24 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def check_vllm(self) -> Self:
-        kind, dtype, decoding = self.resources.kind, self.resources.dtype, self.resources.decoding_devices
+        dtype, decoding = self.resources.dtype, self.resources.decoding_devices
+        on_cpu = self.resources.kind == "cpu"
         if self.rollout.backend != "vllm":
             conflict = ("resources.decoding_devices", bool(decoding), "0, or rollout.backend vllm")
             self._check_conflicts("rollout.backend torch", [conflict])
             return self
-        tiny = self.models.actor.tiny is not None
+        tiny, lora = self.models.actor.tiny is not None, self.models.lora
         sleeps = self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep"
         keeps = "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache"
         conflicts = [
-            ("resources.kind", kind == "cpu", "cuda or any: vLLM decodes on a GPU"),
             ("resources.dtype", dtype == "float64", "float32 or bfloat16"),
             ("models.actor", tiny, "path: a model of an architecture that vLLM supports"),
+            ("models.lora.rank", lora is not None and lora.rank > VLLM_MAX_RANK, f"{VLLM_MAX_RANK} or less"),
             ("ppo.tis", self.ppo.tis != "all", "all: its log-probs differ from the trainer's by rounding"),
             ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),
             ("rollout.vllm_sleep", sleeps, keeps),
+            ("rollout.vllm_sleep", self.rollout.vllm_sleep and on_cpu, "false: on a CPU vLLM cannot release memory"),
+            ("rollout.top_k", self.rollout.has_sampling_mask and on_cpu, "no filters: on a CPU vLLM reports no sampling mask"),
         ]
         self._check_conflicts("rollout.backend vllm", conflicts)
         return self
@@ -151,18 +176,10 @@ class RunSpec(Section):
     def check_vllm_placement(self) -> Self:
         if self.rollout.backend != "vllm":
             return self
-        decoding, in_engine = bool(self.resources.decoding_devices), self.rollout.vllm_process == "engine"
-        sharded = self.training.backend != "plain"
-        group = "plain, or rollout.vllm_process own: in one process both need the default process group"
+        decoding, sharded = bool(self.resources.decoding_devices), self.training.backend != "plain"
         gpus = "plain, or separate GPUs for vLLM (resources.decoding_devices): otherwise all ranks wait when one vLLM dies"
         conflicts = [
-            ("training.backend", sharded and in_engine, group),
             ("training.backend", sharded and self.resources.ranks > 1 and not decoding, gpus),
-            (
-                "resources.decoding_devices",
-                decoding and in_engine,
-                "0, or rollout.vllm_process own: the engine's process uses the training GPU",
-            ),
             (
                 "rollout.vllm_sleep",
                 decoding and self.rollout.vllm_sleep,
@@ -189,7 +206,6 @@ class RunSpec(Section):
         if all(source.served_by == "torch" for source in self.models.reward.sources()):
             return self
         conflicts = [
-            ("resources.kind", self.resources.kind == "cpu", "cuda or any: vLLM runs on a GPU"),
             ("resources.dtype", self.resources.dtype == "float64", "float32 or bfloat16"),
         ]
         self._check_conflicts("models.reward.served_by vllm", conflicts)
@@ -218,6 +234,24 @@ class RunSpec(Section):
                 f"has no effect with ppo.algorithm {self.ppo.algorithm}, which has no critic",
                 value=critic if isinstance(critic, str) else critic.model_dump(exclude_none=True),
                 allowed="actor (the default)",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_dynamic_sampling(self) -> Self:
+        tail_batch = self.overlap.inter_step == "tail_batch"
+        conflict = ("overlap.inter_step", bool(self.ppo.dynamic_sampling) and tail_batch, "off or defer")
+        self._check_conflicts("ppo.dynamic_sampling", [conflict])
+        return self
+
+    @model_validator(mode="after")
+    def check_retained_passes(self) -> Self:
+        training, steps = self.training, self.ppo.optimizer_steps
+        frees = training.backend == "fsdp2" or (training.backend == "deepspeed" and training.zero_stage == 3)
+        if training.retained_passes != 1 and (steps > 1 or frees):
+            reason = f"with {steps} optimizer steps per batch" if steps > 1 else "where weights are freed after each pass"
+            raise SettingError(
+                "training.retained_passes", f"has no effect {reason}", value=training.retained_passes, allowed="1 (the default)"
             )
         return self
 
@@ -273,7 +307,7 @@ class RunSpec(Section):
         return self.overlap.overcommit.initial if self.overlap.inter_step != "off" else 0
 
 
-def load_spec(data: Any) -> RunSpec:
+def load_spec(data: Any, context: dict[str, bool] | None = None) -> RunSpec:
     """Validate plain data (from YAML, JSON or a form). Removed settings that had no effect are ignored.
 
     Raises:
@@ -281,11 +315,11 @@ def load_spec(data: Any) -> RunSpec:
     """
     data = drop_unused_settings(data)
     try:
-        return RunSpec.model_validate(data)
+        return RunSpec.model_validate(data, context=context)
     except ValidationError as error:
         raise SpecError(translate_errors(error, RunSpec, data)) from None
 
 
 def load_stored_spec(data: Any) -> RunSpec:
     """Validate the spec of a stored run or checkpoint; `oppo_contract.retired` replaces removed settings. Raises SpecError."""
-    return load_spec(replace_retired_settings(data))
+    return load_spec(replace_retired_settings(data), STORED)

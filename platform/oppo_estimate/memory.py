@@ -71,6 +71,10 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
     for actor in (role for role in roles if role.name == "actor"):
         if spec.rollout.backend == "vllm":
             items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * dtype_bytes, transient)
+            if not gpu:
+                size = actor.shape.weights * dtype_bytes
+                items.append(Item("vLLM: weights", size, f"{actor.shape.weights:,} × {dtype_bytes} B"))
+                items.append(_kv_cache("vLLM: keys and values", actor.shape, slots, columns, dtype_bytes))
         else:
             items.append(_kv_cache("actor: keys and values", actor.shape, slots, columns, dtype_bytes))
             items.append(_sampling(actor.shape, slots, dtype_bytes))
@@ -126,13 +130,13 @@ def pack_bytes(largest: int, devices: int) -> int:
     return PACK_BYTES + largest if devices else max(PACK_BYTES, largest)
 
 
-def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> list[Item]:
-    """vLLM's share of the actor's GPU, and packs of weights on their way to it. `largest`: bytes of the largest weight."""
-    pack = pack_bytes(largest, spec.resources.decoding_devices)
-    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.vllm_process)")
-    if spec.resources.decoding_devices:
-        return [packs]
-    return [_shared_gpu(spec, gpu, transient)] + ([packs] if spec.rollout.vllm_process == "own" else [])
+def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> Iterator[Item]:
+    """vLLM's share of the actor's GPU, if any, and packs of weights on their way to it. `largest`: size of the largest one."""
+    if gpu and not spec.resources.decoding_devices:
+        yield _shared_gpu(spec, gpu, transient)
+    if spec.models.lora is None:  # adapters are small
+        pack = pack_bytes(largest, spec.resources.decoding_devices)
+        yield Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.backend)")
 
 
 def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:
@@ -204,13 +208,11 @@ def _fsdp_state(spec: RunSpec, role: Role, dtype_bytes: int) -> list[Item]:
 
 
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
-    """Approximate size of one checkpoint on disk: trained weights and moments, and the actor as a whole model folder."""
+    """Approximate size of one checkpoint on disk: trained weights and moments."""
     dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
-    moments, actor = _optimizer_bytes(dtype_bytes), roles[0]
-    # The moving average is written twice: as a model folder, and in its own precision.
-    average = actor.shape.weights * dtype_bytes + actor.trained * max(4, dtype_bytes) if spec.ppo.ema_decay is not None else 0
-    trained = sum(role.trained * (moments + (dtype_bytes if role is not actor else 0)) for role in roles)
-    return actor.shape.weights * dtype_bytes + average + trained
+    # The moving average is written twice: as the actor's weights, and in its own precision.
+    average = roles[0].trained * (dtype_bytes + max(4, dtype_bytes)) if spec.ppo.ema_decay is not None else 0
+    return average + sum(role.trained * (_optimizer_bytes(dtype_bytes) + dtype_bytes) for role in roles)
 
 
 def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Item:
@@ -227,13 +229,13 @@ def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Ite
 
 
 def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
-    """Activations of the largest pass, with the logits or one recomputed block: the two do not exist at the same time."""
+    """Activations of the retained passes, with the logits or one recomputed block: the two do not exist at the same time."""
     shape, tokens, recompute = role.shape, spec.ppo.micro_batch_tokens, spec.training.recompute
-    unit = ACTIVATIONS_PER_UNIT[recompute]
-    saved = tokens * shape.layers * shape.width * unit * dtype_bytes
-    arithmetic = f"{tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
+    unit, passes = ACTIVATIONS_PER_UNIT[recompute], _retained_passes(spec)
+    saved = passes * tokens * shape.layers * shape.width * unit * dtype_bytes
+    arithmetic = f"{passes * tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
     per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
-    with_logits = tokens if recompute == "off" else min(tokens, HEAD_SLICE)
+    with_logits = passes * tokens if recompute == "off" else min(tokens, HEAD_SLICE)
     logits = with_logits * shape.vocab * per_entry if role.name == "actor" else 0
     block = tokens * shape.width * RECOMPUTED_PER_UNIT.get(recompute, 0) * dtype_bytes
     if logits > block:
@@ -241,3 +243,12 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     elif block:
         arithmetic += f" + {tokens:,} × {shape.width:,} × {RECOMPUTED_PER_UNIT[recompute]} × {dtype_bytes} B"
     return Item(f"{role.name}: activations", saved + max(logits, block), arithmetic)
+
+
+def _retained_passes(spec: RunSpec) -> int:
+    """Passes of `ppo.micro_batch_tokens` whose activations exist at one time; at most all of a batch of longest responses."""
+    if spec.ppo.optimizer_steps > 1:
+        return 1
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    whole = math.ceil(spec.ppo.rows * columns / spec.resources.ranks / spec.ppo.micro_batch_tokens)
+    return max(1, min(spec.training.retained_passes, whole))

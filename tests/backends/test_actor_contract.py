@@ -1,13 +1,15 @@
-"""What the training loop may rely on, whatever decodes: torch, vLLM, and the engine that stands in for vLLM where no GPU is."""
+"""The contract of every decoder: ours, vLLM itself where it is installed (on a GPU or this CPU), and the fake of its engine."""
 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import psutil
 import pytest
 import torch
 
-from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.adapters import merged_weights
+from oppo_contract.sections.models import Lora
+from oppo_contract.spec import ModelSpec, TinyArchitecture, load_spec
+from oppo_core.models.adapters import inject_lora
 from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
@@ -27,17 +30,15 @@ from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.build import start_engine_process
-from oppo_core.vllm.engine_args import IPC_ENVIRONMENT, SUBPROCESS_ENVIRONMENT, engine_arguments, process_arguments
-from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
+from oppo_core.vllm.build import build_decoder
+from oppo_core.vllm.engine_args import IPC_ENVIRONMENT
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
-from oppo_core.vllm.weight_transfer import connect
 from tests.fakes.vllm_async_engine import streaming
-from tests.fakes.vllm_engine import FakeEngine
 
 VOCAB, EOS, SLOTS = 259, 1, 8
-OPEN: list[StreamingDecoder] = []  # to be closed
+OPEN: list[StreamingDecoder] = []  # to be closed after a test
+REAL: dict[Any, tuple[StreamingDecoder, Any, dict[str, torch.Tensor]]] = {}  # to be closed after all of them
+LORA = Lora(rank=2, alpha=4.0)
 SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_new=40, micro_batch_tokens=400)
 
 
@@ -56,49 +57,63 @@ def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions 
     return Decoder(network, settings, SLOTS, stops=stops), network
 
 
-def fake_engine_decoder(
-    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
-) -> tuple[DecoderProtocol, Network]:
-    network = small_network()
-    engine = FakeEngine(network)
-    weights = lambda: merged_weights(network).items()  # noqa: E731
-    return InProcessDecoder(engine, settings, weights, stops, parameters=dict, sleeps=sleeps), network
-
-
 def vllm_decoder(
-    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
-) -> tuple[DecoderProtocol, Network]:
-    network = real_network(folder, 1)
-    engine = start_engine(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, [0]))
-    return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, sleeps=sleeps), network
-
-
-def vllm_apart(
-    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0
-) -> tuple[DecoderProtocol, Network]:
-    """vLLM in a process of its own, on our GPU or on `devices` of its own."""
-    network = real_network(folder, 1 + devices)
-    places = list(range(1, 1 + devices)) or [0]
-    arguments = process_arguments(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, places))
-    loop = AsyncioThread(600.0)
-    engine = start_engine_process(loop, arguments, devices)
-    decoder = StreamingDecoder(engine, loop, settings, connect(engine, loop, network, devices), stops, 4, sleeps=sleeps)
-    OPEN.append(decoder)
+    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0,
+    adapters: bool = False,
+) -> tuple[DecoderProtocol, Network]:  # fmt: skip
+    """vLLM on our GPU, on `devices` of its own, or on this CPU. An engine takes long to start, so the next decoder reuses it."""
+    if settings.filters is not None and not torch.cuda.is_available():
+        pytest.skip("vLLM reports its sampling mask on a GPU only")
+    arguments = (sleeps, devices, adapters, settings.keeps_cache, settings.filters is None)
+    if arguments in REAL:
+        decoder, network, weights = REAL[arguments]
+        REAL[arguments] = reuse(decoder, network, weights, settings, stops), network, weights
+        return REAL[arguments][0], network
+    network, device = real_network(folder, bool(sleeps) + devices)
+    network = with_adapters(network) if adapters else network
+    resources = {"devices": 1 + devices, "decoding_devices": devices, "longest_silence_s": 600.0, "kind": device.type}
+    spec = load_spec(
+        {
+            "name": "n", "steps": 1, "data": {"prompts": "p"}, "resources": resources,
+            "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}, "lora": LORA.model_dump() if adapters else None},
+            "overlap": {"chunk": {"size": 4}},
+            "rollout": {
+                "backend": "vllm", "max_prompt_tokens": settings.max_prompt, "max_new_tokens": settings.max_new,
+                **({"vllm_memory_share": 0.3, "vllm_sleep": sleeps} if device.type == "cuda" else {}),
+            },
+        }
+    )  # fmt: skip
+    decoder = build_decoder(spec, folder, network, settings, stops, SLOTS, device)
+    REAL[arguments] = decoder, network, deepcopy(network.state_dict())
     return decoder, network
 
 
-def real_network(folder: Path, devices: int) -> Any:
-    """A network of an architecture that vLLM knows, where it can decode."""
-    if torch.cuda.device_count() < devices:
-        pytest.skip(f"{torch.cuda.device_count()} CUDA devices, {devices} wanted: vLLM decodes on GPUs only")
+def reuse(
+    before: StreamingDecoder, network: Any, weights: dict[str, torch.Tensor], settings: DecodeSettings,
+    stops: StopConditions | None,
+) -> StreamingDecoder:  # fmt: skip
+    """Another decoder over an engine, with the first weights and without requests of the decoder before."""
+    before.begin([], int(before._version or 0) + 1)
+    network.load_state_dict(weights)
+    return StreamingDecoder(
+        before.engine, before._loop, settings, before._weight_transfer, stops, 4, sleeps=before._sleeps,
+        draws_by_position=before._draws_by_position,
+    )  # fmt: skip
+
+
+def real_network(folder: Path, gpus: int) -> tuple[Any, torch.device]:
+    """A network of an architecture that vLLM supports, and its device. Skips without vLLM or with fewer than `gpus` GPUs."""
     if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed (pip install '.[gpu]')")
+        pytest.skip("vllm is not installed (make test-vllm)")
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"it needs {gpus} GPUs, {torch.cuda.device_count()} are present")
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, **sizes)).save_pretrained(folder)
-    return load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0, device=torch.device("cuda"))
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0, device=device), device
 
 
 def fake_streaming_decoder(
@@ -108,8 +123,9 @@ def fake_streaming_decoder(
     interval: int,
     handles: bool = False,
     sleeps: bool = False,
+    adapters: bool = False,
 ) -> tuple[DecoderProtocol, Network]:
-    network = small_network()
+    network = small_network(adapters)
     decoder = streaming(network, settings, stops, interval, handles, sleeps)
     OPEN.append(decoder)
     return decoder, network
@@ -117,21 +133,47 @@ def fake_streaming_decoder(
 
 BACKENDS = {
     "torch": Backend(torch_decoder, 1e-9),
-    "vllm-fake": Backend(fake_engine_decoder, 1e-9),
-    "vllm-fake-sleep": Backend(partial(fake_engine_decoder, sleeps=True), 1e-9),
     "vllm-fake-nccl": Backend(partial(fake_streaming_decoder, interval=1), 1e-9, stops=False),
     "vllm-fake-ipc": Backend(partial(fake_streaming_decoder, interval=4, handles=True), 1e-9, stops=False),
     "vllm-fake-ipc-sleep": Backend(partial(fake_streaming_decoder, interval=4, handles=True, sleeps=True), 1e-9, stops=False),
-    "vllm": Backend(vllm_decoder, 1e-3, exact=False),
-    "vllm-sleep": Backend(partial(vllm_decoder, sleeps=True), 1e-3, exact=False),
-    "vllm-ipc": Backend(vllm_apart, 1e-3, exact=False, stops=False),
-    "vllm-ipc-sleep": Backend(partial(vllm_apart, sleeps=True), 1e-3, exact=False, stops=False),
-    "vllm-nccl": Backend(partial(vllm_apart, devices=1), 1e-3, exact=False, stops=False),
+    "vllm-fake-adapters": Backend(partial(fake_streaming_decoder, interval=4, adapters=True), 1e-9, stops=False),
+    "vllm-fake-adapters-sleep": Backend(
+        partial(fake_streaming_decoder, interval=4, adapters=True, sleeps=True), 1e-9, stops=False
+    ),
+    "vllm": Backend(vllm_decoder, 1e-3, exact=False, stops=False),
+    "vllm-sleep": Backend(partial(vllm_decoder, sleeps=True), 1e-3, exact=False, stops=False),
+    "vllm-adapters": Backend(partial(vllm_decoder, adapters=True), 1e-3, exact=False, stops=False),
+    "vllm-nccl": Backend(partial(vllm_decoder, devices=1), 1e-3, exact=False, stops=False),
 }
 
 
-def small_network() -> Network:
-    return init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
+def small_network(adapters: bool = False) -> Network:
+    network = init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
+    return with_adapters(network) if adapters else network
+
+
+def with_adapters(network: Any) -> Any:
+    """The network with adapters that already change what it computes."""
+    inject_lora(network, LORA, 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if ".lora_B." in name:
+                weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+    return network
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_end() -> Iterator[None]:
+    """vLLM's engines leave no process, thread or file."""
+    resource_tracker.ensure_running()  # of Python's multiprocessing: it ends with this process
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    while REAL:
+        REAL.popitem()[1][0].close()
+    multiprocessing.active_children()  # reaps an engine that vLLM has killed
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -146,14 +188,12 @@ def make(
     def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[DecoderProtocol, Network]:
         return backend.make(tmp_path / "model", settings, stops)
 
-    for name, value in (IPC_ENVIRONMENT | SUBPROCESS_ENVIRONMENT).items():
+    for name, value in IPC_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    before = set(psutil.Process().children(recursive=True))
     yield made
     while OPEN:
         OPEN.pop().close()
-    assert set(psutil.Process().children(recursive=True)) <= before
-    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+    assert len([thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]) == len(REAL)
 
 
 def sequences(count: int, first: int = 0) -> list[Sequence]:
@@ -234,7 +274,8 @@ def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -
     older = deepcopy(network)
     with torch.no_grad():
         for weight in network.parameters():
-            weight *= 1.1
+            if weight.requires_grad:
+                weight *= 1.1
     fresh = sequences(2, 10)
     assert decoder.begin([*old, *fresh], 1) == sum(len(s.tokens()) - 1 for s in [*old, *fresh])
     to_the_end(decoder, 1)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.vllm_model import POOLING, PrefixReward, build_vllm_reward, check_classifier
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.engine_args import reward_arguments
-from tests.fakes.vllm_pooling_engine import FakePoolingEngine
+from oppo_core.vllm.engine_args import Placement, cpu_cache_bytes, reward_arguments
+from tests.fakes.vllm_pooling_engine import BLOCK, FakePoolingEngine
 
 VOCAB, CODEC = 40, ByteCodec(40)
 PATIENCE_S = 20.0
@@ -43,7 +44,9 @@ def make() -> Iterator[Make]:
 
     def of(silence_s: float = PATIENCE_S, **more: Any) -> PrefixReward:
         made.append(
-            PrefixReward(FakePoolingEngine(small_network(), **more), AsyncioThread(silence_s), parameters=lambda: dict(POOLING))
+            PrefixReward(
+                FakePoolingEngine(small_network(), **more), AsyncioThread(silence_s), BLOCK, parameters=lambda: dict(POOLING)
+            )
         )
         return made[-1]
 
@@ -169,19 +172,20 @@ def test_it_is_read_along_with_the_rest_of_a_reward(make: Make) -> None:
     assert set(first.cached([1, 2])) == {1, 2}
 
 
-def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device: vLLM reads on a GPU only")
+def test_vllm_scores_as_our_own_network_does_and_finds_the_cached_prefix(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed (pip install '.[gpu]')")
+        pytest.skip("vllm is not installed (make test-vllm)")
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, num_labels=1, pad_token_id=0, **sizes)
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     network = load_model(ModelSpec(path=str(tmp_path)), "scalar", [], torch.float32, 0)
+    resource_tracker.ensure_running()  # of Python's multiprocessing: it ends with this process
     before = set(psutil.Process().children(recursive=True))
-    reward = build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
+    on_gpu = torch.cuda.is_available()
+    placement = Placement((0,), 0.3) if on_gpu else Placement(cache_bytes=cpu_cache_bytes(4, 128, 2 * 2 * 128 * 4))
+    reward = build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, placement), 600.0, placement)
     try:
         whole = row(100)
         for length in (40, 90):
@@ -193,7 +197,7 @@ def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
         with torch.no_grad():
             hidden = network.hidden(torch.from_numpy(whole)[None], torch.arange(len(whole))[None])
         assert reward.score(1) == pytest.approx(float(network.scalar(hidden[0, -1])), abs=1e-3)
-        assert reward.cached(1) == (32 + 80, 32 + 80)
+        assert reward.cached(1) == ((32 + 80, 32 + 80) if on_gpu else (32 + 64, 32 + 64))
     finally:
         reward.close()
     assert set(psutil.Process().children(recursive=True)) <= before

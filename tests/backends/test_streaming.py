@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from oppo_contract.sections.models import Lora
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.adapters import inject_lora, merged_weights
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
@@ -210,9 +208,9 @@ def test_an_end_that_overtakes_its_request_is_asked_for_again(make: Make, monkey
     decoder, _ = make()
     plain, late = engine_of(decoder).generate, asyncio.Event()
 
-    async def generate(*given: Any) -> Any:
+    async def generate(*given: Any, **more: Any) -> Any:
         await late.wait()
-        async for output in plain(*given):
+        async for output in plain(*given, **more):
             yield output
 
     asked = []
@@ -275,9 +273,6 @@ class Misled(WeightSource):
     def metadata(self) -> Any:
         return super().metadata()[::-1]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from merged_weights(self._network).items()
-
 
 def test_weights_that_are_not_those_that_were_told_are_an_error() -> None:
     network, wire, loop = small_network(), Wire(), AsyncioThread(5.0)
@@ -314,18 +309,3 @@ def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pyt
         monkeypatch.setattr(f"{module}.PACK_BYTES", largest - 1)
     assert [trainer_arguments(n, largest)["packed_buffer_size_bytes"] for n in (0, 2)] == [largest, largest - 1]
     assert [pack_bytes(largest, n) for n in (0, 2)] == [largest, 2 * largest - 1]
-
-
-def test_adapters_are_merged_one_weight_after_the_other() -> None:
-    network = small_network()
-    plain = set(network.state_dict())
-    inject_lora(network, Lora(rank=2), 0)
-    with torch.no_grad():
-        for name, weight in network.named_parameters():
-            if "lora_B" in name:
-                weight += 0.5
-    source, merged = WeightSource(network), merged_weights(network)
-    assert plain == {meta.name for meta in source.metadata()}
-    assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, w.dtype, tuple(w.shape)) for n, w in source]
-    assert all(torch.equal(weight, merged[name]) for name, weight in source)
-    assert {name for name, weight in source} == plain

@@ -1,4 +1,4 @@
-"""How vLLM is started and met, with modules that stand in for its own and take only what the wheel declares."""
+"""How vLLM is started and connected, with fakes of its modules: GPUs, failures, environment variables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from oppo_contract.spec import RunSpec, TinyArchitecture, load_spec
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
@@ -24,21 +25,11 @@ from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.build import build_decoder, decoding_gpus
-from oppo_core.vllm.engine_args import (
-    AGENT_STORE,
-    IN_PROCESS_ENVIRONMENT,
-    IPC_ENVIRONMENT,
-    SUBPROCESS_ENVIRONMENT,
-    reward_arguments,
-)
+from oppo_core.vllm.engine_args import AGENT_STORE, GPU_ENVIRONMENT, IPC_ENVIRONMENT, Placement, reward_arguments
 from oppo_core.vllm.errors import VllmError
-from tests.backends.vllm_names import FILE
 from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer, Wire
-from tests.fakes.vllm_engine import FakeEngine
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
-KNOWN: dict[str, Any] = json.loads(FILE.read_text())
-CLASSES = {name: told for classes in KNOWN["classes"].values() for name, told in classes.items()}
 VOCAB = 40
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=30, micro_batch_tokens=400)
 
@@ -53,31 +44,20 @@ class Started:
     engines: list[Any] = field(default_factory=list)
     fault: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    sets: dict[str, str] = field(default_factory=dict)  # variables that vLLM sets
 
 
 def small_network(head: Any = "lm") -> TinyTransformer:
     return init_tiny(TinyArchitecture(vocab=VOCAB, context=256, hidden=16, layers=2, heads=2), head, 0).double()
 
 
-def declared(name: str, *also: str) -> Any:
-    """A class of that name, which takes the arguments that vLLM's takes and keeps them as a mapping."""
-    known = {argument for each in (name, *also) for argument in CLASSES[each]["fields"]}
-
-    class Declared(dict[str, Any]):
-        def __init__(self, **given: Any) -> None:
-            assert given.keys() <= known, given.keys() - known
-            super().__init__(given)
-
-    return Declared
-
-
 def modules(told: Started) -> dict[str, ModuleType]:
     """vLLM's, as far as we import it."""
     wire = Wire()
-    here = lambda network, wire: FakeEngine(network)  # noqa: E731
 
     def make(arguments: dict[str, Any], kind: Any) -> Any:
         told.arguments, told.environment = dict(arguments), dict(os.environ)
+        os.environ.update(told.sets)
         if told.fault == "start":
             raise RuntimeError("no memory")
         if arguments.get("runner") == "pooling":
@@ -86,17 +66,12 @@ def modules(told: Started) -> dict[str, ModuleType]:
         return told.engines[-1]
 
     contents: dict[str, dict[str, Any]] = {
-        "vllm.engine.arg_utils": {
-            "EngineArgs": declared("EngineArgs"), "AsyncEngineArgs": declared("AsyncEngineArgs", "EngineArgs"),
-        },
-        "vllm.v1.engine.llm_engine": {
-            "LLMEngine": SimpleNamespace(from_engine_args=lambda given: make(given, here)),
-        },
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": dict},
         "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=lambda given: make(given, FakeAsyncEngine))},
         "vllm.sampling_params": {
-            "SamplingParams": declared("SamplingParams"), "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+            "SamplingParams": dict, "RequestOutputKind": SimpleNamespace(DELTA="delta"),
         },
-        "vllm.pooling_params": {"PoolingParams": declared("PoolingParams")},
+        "vllm.pooling_params": {"PoolingParams": dict},
     }  # fmt: skip
     return packages_of(contents | transfer_modules(told, wire))
 
@@ -121,8 +96,8 @@ def transfer_modules(told: Started, wire: Wire) -> dict[str, dict[str, Any]]:
             "WeightTransferInitRequest": SimpleNamespace, "WeightTransferUpdateRequest": SimpleNamespace,
         },
         f"{transfer}.factory": {"WeightTransferTrainerFactory": SimpleNamespace(trainer_init=trainer_init)},
-        f"{transfer}.ipc_engine": {"IPCTrainerInitInfo": declared("IPCTrainerInitInfo", "TrainerInitInfo")},
-        f"{transfer}.nccl_engine": {"NCCLTrainerInitInfo": declared("NCCLTrainerInitInfo", "TrainerInitInfo")},
+        f"{transfer}.ipc_engine": {"IPCTrainerInitInfo": dict},
+        f"{transfer}.nccl_engine": {"NCCLTrainerInitInfo": dict},
     }  # fmt: skip
 
 
@@ -146,13 +121,16 @@ def told() -> Iterator[Started]:
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
-def spec_of(process: str = "own", devices: int = 1, decoding: int = 0, scoring: int = 0, **rollout: Any) -> RunSpec:
+GPU = torch.device("cuda", 0)
+
+
+def spec_of(devices: int = 1, decoding: int = 0, scoring: int = 0, **rollout: Any) -> RunSpec:
     resources = {"devices": devices, "decoding_devices": decoding, "scoring_devices": scoring, "longest_silence_s": 20}
     return load_spec(
         {
             "name": "n", "steps": 1, "data": {"prompts": "p"}, "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}},
             "ppo": {"tis": "all"}, "resources": resources,
-            "rollout": {"backend": "vllm", "vllm_process": process, "vllm_memory_share": 0.25} | rollout,
+            "rollout": {"backend": "vllm", "vllm_memory_share": 0.25} | rollout,
             "overlap": {"chunk": {"size": 4}},
         }
     )  # fmt: skip
@@ -178,38 +156,42 @@ def test_each_rank_has_an_equal_part_of_the_gpus_that_only_decode() -> None:
     assert [decoding_gpus(behind_those_that_score, device) for device in (0, 1)] == [[4], [5]]
 
 
-def test_the_three_places_write_the_same(told: Started) -> None:
+def test_own_and_shared_gpus_give_the_same_tokens(told: Started) -> None:
     written = []
     os.environ[AGENT_STORE] = "True"  # as below torchrun
-    for process, devices, decoding in (("engine", 1, 0), ("own", 1, 0), ("own", 3, 2)):
-        spec = spec_of(process, devices, decoding)
-        written.append(decoded(build_decoder(spec, Path("folder"), small_network(), SETTINGS, None, 8, 0)))
+    for devices, decoding in ((1, 0), (3, 2)):
+        spec = spec_of(devices, decoding)
+        written.append(decoded(build_decoder(spec, Path("folder"), small_network(), SETTINGS, None, 8, GPU)))
         assert (told.arguments["model"], told.arguments["gpu_memory_utilization"]) == ("folder", 0.25)
-    assert written[0] == written[1] == written[2]
-    assert AGENT_STORE not in os.environ
+        assert AGENT_STORE not in told.environment
+        assert os.environ[AGENT_STORE] == "True", "our own process groups need it"
+    assert written[0] == written[1]
+
+
+def test_variables_that_vllm_sets_do_not_stay(told: Started) -> None:
+    told.sets = {"LD_PRELOAD": "libtcmalloc.so", "LOCAL_WORLD_SIZE": "1"}
+    os.environ["LOCAL_WORLD_SIZE"] = "4"
+    decoded(build_decoder(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, GPU))
+    assert "LD_PRELOAD" not in os.environ
+    assert os.environ["LOCAL_WORLD_SIZE"] == "4"
 
 
 def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
-    decoded(build_decoder(spec_of(vllm_sleep=True), Path("folder"), small_network(), SETTINGS, None, 8, 3))
+    third = torch.device("cuda", 3)
+    decoded(build_decoder(spec_of(vllm_sleep=True), Path("folder"), small_network(), SETTINGS, None, 8, third))
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("ipc", [3], 1)
     assert told.arguments["enable_sleep_mode"] is True
     assert "world_size" not in told.info
-    assert (SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT).items() <= os.environ.items()
+    assert (GPU_ENVIRONMENT | IPC_ENVIRONMENT).items() <= told.environment.items()
 
 
 def test_on_gpus_of_its_own_weights_come_by_nccl_and_nothing_is_unpickled(told: Started) -> None:
-    decoded(build_decoder(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, 0))
+    decoded(build_decoder(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, GPU))
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("nccl", [1, 2], 2)
     assert (told.info["world_size"], told.info["rank"], told.info["packed"]) == (3, 0, True)
-    assert SUBPROCESS_ENVIRONMENT.items() <= os.environ.items()
-    assert not IPC_ENVIRONMENT.keys() & os.environ.keys()
+    assert GPU_ENVIRONMENT.items() <= told.environment.items()
+    assert not IPC_ENVIRONMENT.keys() & told.environment.keys()
     assert told.engines[0].dead
-
-
-def test_in_our_process_a_step_returns_its_own_tokens(told: Started) -> None:
-    decoded(build_decoder(spec_of("engine"), Path("folder"), small_network(), SETTINGS, None, 8, 2))
-    assert (told.arguments["async_scheduling"], told.arguments["device_ids"], told.backend) == (False, [2], "")
-    assert IN_PROCESS_ENVIRONMENT.items() <= os.environ.items()
 
 
 MET = "the weight transfer failed: RuntimeError: nobody came"
@@ -219,7 +201,7 @@ MET = "the weight transfer failed: RuntimeError: nobody came"
 def test_failed_engine_start_releases_all_resources(told: Started, fault: str, words: str) -> None:
     told.fault = fault
     with pytest.raises(VllmError, match=words):
-        build_decoder(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, 0)
+        build_decoder(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, GPU)
     assert all(engine.dead for engine in told.engines)
 
 
@@ -227,8 +209,10 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     config = {"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     os.environ.update(IPC_ENVIRONMENT)  # as beside a decoder that reads some
-    reward = build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
-    assert told.environment.keys() & (SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT).keys() == SUBPROCESS_ENVIRONMENT.keys()
+    placement = Placement((1,), 0.2)
+    arguments = reward_arguments(str(tmp_path), "float32", 64, 4, placement)
+    reward = build_vllm_reward(tmp_path, arguments, 20.0, placement)
+    assert told.environment.keys() & (GPU_ENVIRONMENT | IPC_ENVIRONMENT).keys() == GPU_ENVIRONMENT.keys()
     assert IPC_ENVIRONMENT.items() <= os.environ.items()
     try:
         reward.start([Answer(1, [3, 4], [5, 6, 1], ByteCodec(VOCAB))], lambda: None)
@@ -238,4 +222,4 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     assert (told.arguments["runner"], told.arguments["device_ids"], told.arguments["block_size"]) == ("pooling", [1], 16)
     told.fault = "start"
     with pytest.raises(VllmError, match="starting the reward model: RuntimeError: no memory"):
-        build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+        build_vllm_reward(tmp_path, arguments, 20.0, placement)

@@ -13,9 +13,7 @@ from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.inprocess import InProcessDecoder
 from tests.fakes.vllm_async_engine import streaming
-from tests.fakes.vllm_engine import FakeEngine
 
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=6, micro_batch_tokens=400)
 SHORT = [
@@ -42,33 +40,16 @@ def asleep(decoder: DecoderProtocol) -> DecoderProtocol:
     return decoder
 
 
-@pytest.mark.parametrize("error", SHORT)
-@pytest.mark.parametrize("name", ["wake_up", "collective_rpc"])
-def test_in_our_process_it_names_the_remedy(error: Exception, name: str) -> None:
-    network = small_network()
-    engine: Any = FakeEngine(network)
-    decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
-    setattr(engine, name, failing(error))
-    with pytest.raises(VllmError, match=REMEDY):
-        decoder.begin([], 1)
-
-
-def test_other_errors_are_told_as_they_are() -> None:
-    network = small_network()
-    engine: Any = FakeEngine(network)
-    decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
-    engine.wake_up = failing(RuntimeError("a bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
-        decoder.begin([], 1)
-
-
-@pytest.mark.parametrize("error", SHORT)
-def test_in_a_process_of_its_own_it_does_too(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"), [*((error, REMEDY) for error in SHORT), (RuntimeError("a bug"), "waking up: RuntimeError: a bug")]
+)
+def test_an_error_at_waking_up(error: Exception, message: str) -> None:
+    """Out of memory has a remedy; other errors are reported as they are."""
     decoder = streaming(small_network(), SETTINGS, None, interval=4, handles=False, sleeps=True)
     try:
         asleep(decoder)
         decoder.engine.core.wake_up = failing(error)  # type: ignore[attr-defined]
-        with pytest.raises(VllmError, match=REMEDY):
+        with pytest.raises(VllmError, match=message):
             decoder.begin([], 1)
     finally:
         decoder.close()

@@ -22,14 +22,11 @@ from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell,
 from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
 from oppo_bench.gpu.racing import Race, Variant, all_on_one_device
 from oppo_bench.gpu.random_models import ModelSet
-from oppo_core.models.adapters import merged_weights
-from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
+from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.gpu_stats import GpuStats
-from oppo_core.vllm.inprocess import InProcessDecoder
 from scripts import gpu_wheels
 from tests.fakes.vllm_async_engine import streaming
-from tests.fakes.vllm_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
@@ -163,22 +160,17 @@ def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
     """By what stands in for its engine; the real one has not been raced."""
     house = ModelSet(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
     network, settings = house.networks["actor"], DecodeSettings(1, -1, 1.0, 16, 40, 4096)
-    weights: Any = network
-    here = InProcessDecoder(FakeEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
-    apart = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
-    decoder: DecoderProtocol
-    for decoder in (here, apart):
-        fix_vllm_lengths(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
-        answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
-        decoder.begin(answers)
-        while decoder.live:
-            decoder.advance(8, 0)
-        decoder.close()
-        assert [answer.length for answer in answers] == [SHORT.of(number) for number in range(3)]
+    decoder = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
+    fix_vllm_lengths(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
+    answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
+    decoder.begin(answers)
+    while decoder.live:
+        decoder.advance(8, 0)
+    decoder.close()
+    assert [answer.length for answer in answers] == [SHORT.of(number) for number in range(3)]
     house.write_weights()
     assert (tmp_path / "roles/actor/model.safetensors").exists()
-    for variant in ("vllm", "vllm_apart"):
-        assert command.main([*TINY, "--variants", variant]) == command.REFUSED
+    assert command.main([*TINY, "--variants", "vllm"]) == command.REFUSED
 
 
 @pytest.mark.full

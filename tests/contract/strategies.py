@@ -66,15 +66,13 @@ def _resources(draw: st.DrawFn, sequences: int) -> dict[str, Any]:
 
 @st.composite
 def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
-    """The same with vLLM decoding where valid: in the engine's process, or in a separate one with or without its own GPUs."""
+    """The same with vLLM decoding where valid, with or without GPUs of its own."""
     resources = spec["resources"]
     if "path" not in spec["models"]["actor"] or resources.get("kind") == "cpu" or not draw(st.booleans()):
         return spec
-    spec["rollout"] = {"backend": "vllm", "vllm_process": draw(st.sampled_from(["engine", "own"]))}
+    spec["rollout"] = {"backend": "vllm"}
     spec["ppo"]["tis"] = "all"
-    if spec["rollout"]["vllm_process"] == "engine":
-        spec["training"] = {"backend": "plain"}
-    elif resources:
+    if resources:
         ranks = resources["devices"] // resources["nodes"]
         together = spec["training"]["backend"] != "plain" and ranks * resources["nodes"] > 1
         resources["decoding_devices"] = ranks * draw(st.integers(1 if together else 0, 2))

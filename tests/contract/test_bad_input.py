@@ -59,7 +59,7 @@ CASES = [
     # Choices, also where a word or a mapping is allowed: one complaint, for what was meant.
     ("overlap.inter_step", "defr", "overlap.inter_step", CHOICE, '"defr"', "one of off, defer", "defer"),
     ("overlap.inter_step", False, "overlap.inter_step", CHOICE, "false", "one of off, defer", None),
-    ("ppo.kl.estimator", "K3", "ppo.kl.estimator", CHOICE, '"K3"', "one of k1, k2, k3", "k3"),
+    ("ppo.kl.estimator", "K3", "ppo.kl.estimator", CHOICE, '"K3"', "one of k1, k2, k3, k3+", "k3"),
     ("version", 2, "version", CHOICE, "2", "1", None),
     ("models.critic", "rewrd", "models.critic", CHOICE, '"rewrd"', "one of reward, actor, or a mapping with path", "reward"),
     ("models.critic", [1], "models.critic", CHOICE, "[1]", "or a mapping", None),
@@ -162,7 +162,6 @@ IDLE = [
     ("ppo.kl.controller", "adaptive", {"ppo.kl.coefficient": 0.0}, {}),
     ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
     ("rollout.vllm_memory_share", 0.5, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
-    ("rollout.vllm_process", "own", {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("rollout.vllm_sleep", True, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
     ("training.zero_stage", 3, {"training.backend": "fsdp2"}, {"training.backend": "deepspeed"}),

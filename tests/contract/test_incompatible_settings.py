@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from oppo_contract import load_spec
+from oppo_contract.spec import load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
 INEXACT = [
-    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.whiten_rewards", True), ("ppo.normalize_scores", "running"),
+    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.loss_aggregation", "token_sum"), ("ppo.whiten_rewards", True),
+    ("ppo.normalize_scores", "running"),
     ("ppo.on_nonfinite", "skip"), ("overlap.intra_step", "off"),
     ("resources.dtype", "bfloat16"), ("resources.kind", "cuda"),
 ]  # fmt: skip
@@ -57,9 +59,32 @@ def test_recompute_conflicts(minimal: dict[str, Any]) -> None:
     load_spec(change(sharded, "training.packing", "on"))
 
 
+def test_kl_estimator_must_suit_its_placement(minimal: dict[str, Any]) -> None:
+    (problem,) = refused(change(minimal, "ppo.kl.placement", "loss"))
+    assert (problem.path, problem.value) == ("ppo.kl.estimator", '"k1"')
+    assert "expected gradient of zero" in problem.message
+    assert "k2, k3 or k3+" in str(problem.allowed)
+    (problem,) = refused(change(minimal, "ppo.kl.estimator", "k3+"))
+    assert problem.path == "ppo.kl.estimator"
+    for estimator in ("k2", "k3", "k3+"):
+        load_spec(change(minimal, "ppo.kl", {"placement": "loss", "estimator": estimator}))
+
+
+def test_a_stored_run_with_k1_in_the_loss_can_be_read(minimal: dict[str, Any]) -> None:
+    """Its page and a fork with another estimator need that; a new run and a resumed one are refused."""
+    assert load_stored_spec(change(minimal, "ppo.kl.placement", "loss")).ppo.kl.estimator == "k1"
+
+
+def test_all_tokens_are_weighted_by_default_where_sampler_and_trainer_round_differently(minimal: dict[str, Any]) -> None:
+    bfloat16 = change(minimal, "resources.dtype", "bfloat16")
+    assert load_spec(minimal).ppo.tis == "stale"
+    assert load_spec(bfloat16).ppo.tis == "all"
+    assert load_spec(change(bfloat16, "ppo.tis", "stale")).ppo.tis == "stale"
+    assert load_spec(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm")).ppo.tis == "all"
+
+
 WITHOUT_VLLM = [
-    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"),
-    ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),
+    ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("models.actor", {"tiny": {"context": 1024}}),
 ]  # fmt: skip
 
 
@@ -88,7 +113,6 @@ SERVED = {"models.reward": {"model": {"path": "a"}, "served_by": "vllm"}}
             "models.reward.parts.1.memory_share", "served_by vllm",
         ),
         ({"models.reward": {"rule": "a:b", "memory_share": 0.5}}, "models.reward.memory_share", "served_by vllm"),
-        ({"resources.kind": "cpu"}, "resources.kind", "cuda"),
         ({"resources.dtype": "float64"}, "resources.dtype", "bfloat16"),
     ],
 )  # fmt: skip
@@ -102,7 +126,7 @@ def test_vllm_reward_conflicts(minimal: dict[str, Any], changes: dict[str, Any],
 
 # Four GPUs per node, three for vLLM in a separate process.
 SEPARATE_VLLM = {
-    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
+    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all",
     "resources.devices": 4, "resources.decoding_devices": 3,
 }  # fmt: skip
 
@@ -118,9 +142,8 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     [
         ({"resources.decoding_devices": 4}, "resources.decoding_devices", "at most 3"),
         ({"resources.devices": 5}, "resources.decoding_devices", "a multiple of 2"),
-        ({"rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.vllm_process own"),
         ({"rollout.vllm_sleep": True}, "rollout.vllm_sleep", "false"),
-        ({"rollout.backend": "torch", "rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.backend vllm"),
+        ({"rollout.backend": "torch"}, "resources.decoding_devices", "rollout.backend vllm"),
     ],
 )
 def test_decoding_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
@@ -195,6 +218,15 @@ def test_vllm_sampling_mask_needs_top_k(minimal: dict[str, Any]) -> None:
     (problem,) = refused(filtered)
     assert problem.path == "rollout.top_k"
     load_spec(change(filtered, "rollout.top_k", 50))
+
+
+@pytest.mark.parametrize(("path", "value"), [("rollout.vllm_sleep", True), ("rollout.top_k", 20)])
+def test_vllm_on_a_cpu_has_no_sleep_and_no_filters(minimal: dict[str, Any], path: str, value: Any) -> None:
+    decoded = change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm")
+    (problem,) = refused(change(change(decoded, path, value), "resources.kind", "cpu"))
+    assert (problem.path, problem.message) == (path, "cannot be combined with rollout.backend vllm")
+    load_spec(change(decoded, "resources.kind", "cpu"))
+    load_spec(change(change(decoded, path, value), "resources.kind", "cuda"))
 
 
 def test_device_kind_is_narrowed_by_other_settings(minimal: dict[str, Any]) -> None:

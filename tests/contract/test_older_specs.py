@@ -34,13 +34,6 @@ def test_a_stored_spec_with_a_retired_setting_that_is_off_is_read(section: str, 
     assert load_spec(STORED) == load_spec(without)
 
 
-def test_the_default_process_of_vllm_is_read() -> None:
-    assert STORED["rollout"]["vllm_process"] == "engine"
-    without = copy.deepcopy(STORED)
-    del without["rollout"]["vllm_process"]
-    assert load_spec(STORED) == load_spec(without)
-
-
 def test_a_spec_that_was_read_is_written_and_read_again() -> None:
     spec = load_spec(STORED)
     assert load_spec(spec.model_dump(mode="json")) == spec

@@ -11,7 +11,7 @@ from oppo_contract.spec import load_spec, load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
 DRAFTER = {"max_rows": 2, "tokens": 4, "match": 2}
-USED = {"overlap.drafter": DRAFTER, "ppo.on_nonfinite": "rollback"}
+USED = {"overlap.drafter": DRAFTER, "rollout.vllm_process": "thread", "ppo.on_nonfinite": "rollback"}
 
 
 def with_drafter(spec: dict[str, Any], drafter: Any) -> dict[str, Any]:

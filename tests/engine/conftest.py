@@ -38,6 +38,7 @@ from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
+from oppo_core.models.adapters import ADAPTER_WEIGHTS
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import load_model, save_tiny
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
@@ -93,9 +94,10 @@ class Run:
 
 
 def checkpoint_weights(out: Path, role: str, step: int | None = None) -> dict[str, Tensor]:
-    """Weights of `actor` or `critic` in a checkpoint below `out`."""
+    """Weights of `actor` or `critic` in a checkpoint below `out`; of an actor with adapters those."""
     folder = sorted((out / "checkpoints").glob("step-*"))[-1] if step is None else out / "checkpoints" / f"step-{step:08d}"
-    return load_file(folder / ("actor/model.safetensors" if role == "actor" else "critic.safetensors"))
+    adapters, whole = folder / "actor" / ADAPTER_WEIGHTS, folder / "actor" / "model.safetensors"
+    return load_file(folder / "critic.safetensors" if role == "critic" else adapters if adapters.exists() else whole)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,9 @@ FREE: dict[str, Any] = {  # of a critic
     "models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 2},
     "overlap": {"overcommit": {"initial": 2, "max": 3}},
 }  # fmt: skip
-GRPO = FREE | {"ppo": FREE["ppo"] | {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "kl": {"placement": "loss"}}}
+GRPO = FREE | {
+    "ppo": FREE["ppo"] | {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "kl": {"placement": "loss", "estimator": "k3+"}}
+}
 RLOO = FREE | {"ppo": FREE["ppo"] | {"algorithm": "rloo"}}
 SHAPED = {
     "ppo": {

@@ -13,17 +13,19 @@ import threading
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
+from oppo_core.models.adapters import has_lora, load_adapter
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
-from oppo_core.vllm.weight_transfer import VllmWeightTransfer, WeightSource, WeightSyncClient
+from oppo_core.vllm.weight_transfer import AdapterTransfer, VllmWeightTransfer, WeightSource, WeightSyncClient, WeightTransfer
 from tests.fakes.vllm_engine import FakeEngine, load_plain
 
 ABORTED = "abort"
@@ -74,9 +76,13 @@ class FakeAsyncEngine:
         if self.dead:
             raise EngineDead("the engine's process has ended")
 
-    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """See `AsyncEngine`."""
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, lora_request: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """See `AsyncEngine`. A request without adapters would use none of those that are loaded."""
         self._alive()
+        if has_lora(self.core.network) != (lora_request is not None):
+            raise ValueError(lora_request)
         await asyncio.sleep(0)  # the prompt is looked at elsewhere
         listener = self._listeners[request_id] = Listener(max(self._interval, sampling_params.get("stream_interval") or 1))
         self.core.add_request(request_id, prompt, sampling_params)
@@ -182,6 +188,19 @@ class FakeAsyncEngine:
         if weight_version is not None:
             self.core.set_weight_version(weight_version)
             self.handled.append(weight_version)
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """See `AsyncEngine`. Adapters that are loaded stay unless the request says otherwise."""
+        self._alive()
+        if "weights" in self.core.asleep or not lora_request.load_inplace:
+            raise RuntimeError("adapters cannot be replaced")
+        load_adapter(self.core.network, Path(lora_request.lora_path))
+        return True
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        self.core.set_weight_version(new_version)
 
     async def die(self) -> None:
         """The other process has ended: whoever listens hears of it."""
@@ -289,14 +308,22 @@ class FakeWeightTrainer:
             self._wire.cut()
 
 
+def lora_request(name: str, number: int, path: str, load_inplace: bool = False) -> SimpleNamespace:
+    """`vllm.lora.request.LoRARequest`."""
+    return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path, load_inplace=load_inplace)
+
+
 def streaming(
     network: Network, settings: DecodeSettings, stops: StopConditions | None, interval: int, handles: bool, sleeps: bool,
     silence_s: float = WAITS_S,
 ) -> StreamingDecoder:  # fmt: skip
-    """A `StreamingDecoder` over these two, whose weights are `network`'s."""
+    """A `StreamingDecoder` over these two, whose weights are `network`'s, or whose adapters if it has some."""
     assert isinstance(network, nn.Module)
     wire, loop = None if handles else Wire(), AsyncioThread(silence_s)
     engine = FakeAsyncEngine(network, wire)
     client = WeightSyncClient(engine, loop, SimpleNamespace, SimpleNamespace)
-    transfer = VllmWeightTransfer(FakeWeightTrainer(client, WeightSource(network), wire), client)
+    if has_lora(network):
+        transfer: WeightTransfer = AdapterTransfer(engine, loop, network, lora_request)
+    else:
+        transfer = VllmWeightTransfer(FakeWeightTrainer(client, WeightSource(network), wire), client)
     return StreamingDecoder(engine, loop, settings, transfer, stops, interval, parameters=dict, sleeps=sleeps)

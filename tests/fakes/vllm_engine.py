@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.rollout.sampling import Filters, sample, sample_filtered, uniforms
+from oppo_core.vllm.subprocess_decoder import DROP_WEIGHTS, OFFLOAD_WEIGHTS
 
 STOPPED, LENGTH = "stop", "length"
 TAGS = ("weights", "kv_cache")  # what sleeps
-DROPS_WEIGHTS = 2  # the level of sleep
 
 
 @dataclass(slots=True)
@@ -130,11 +130,13 @@ class FakeEngine:
         self._label = weight_version
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """See `Engine`: knows level 2, which loses the weights, and mode keep. Whoever sleeps goes on sleeping."""
-        if (level, mode) != (DROPS_WEIGHTS, "keep"):
+        """See `Engine`: knows mode keep, and level 2, which loses the weights. Whoever sleeps goes on sleeping."""
+        if level not in (OFFLOAD_WEIGHTS, DROP_WEIGHTS) or mode != "keep":
             raise ValueError(f"level {level}, mode {mode}")
         self.reset_prefix_cache(reset_running_requests=True)
         self.asleep = set(TAGS)
+        if level == OFFLOAD_WEIGHTS:
+            return
         with torch.no_grad():
             for weight in self.network.parameters():
                 weight.fill_(torch.nan)

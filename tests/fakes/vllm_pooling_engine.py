@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from oppo_core.models.protocol import Network
-from oppo_core.vllm.engine_args import BLOCK_TOKENS
 from tests.fakes.vllm_async_engine import EngineDead
+
+BLOCK = 16  # tokens per block of the prefix cache
 
 
 class FakePoolingEngine:
@@ -51,9 +52,9 @@ class FakePoolingEngine:
     def _find(self, tokens: list[int]) -> int:
         """Tokens of the longest prefix that is cached, which then is the latest asked for; what is new is cached."""
         found = 0
-        for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        for end in range(BLOCK, len(tokens) + 1, BLOCK):
             prefix = tuple(tokens[:end])
-            if prefix in self._cached and end - BLOCK_TOKENS == found and end < len(tokens):
+            if prefix in self._cached and end - BLOCK == found and end < len(tokens):
                 found = end
             self._cached[prefix] = None
             self._cached.move_to_end(prefix)

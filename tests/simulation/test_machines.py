@@ -116,19 +116,57 @@ def test_every_assumption_changes_one_thing() -> None:
     assert doubled.actor == base.devices.costs.actor
 
 
+def served(longest: int, median: int, seed: int = 0, batches: tuple[int, ...] = sensitivity.BATCHES) -> list[Rows]:
+    """Rows of the serving cases with these answers, by batch size."""
+    cases = {case.name: case for case in sensitivity.serving_cases(seed)}
+    names = [f"B {batch:,}, median {median}, to {longest:,}" for batch in batches]
+    return [sensitivity.simulate_serving(cases[name], STEPS) for name in names]
+
+
+def test_with_a_serving_engine_overlap_gains_less_the_larger_the_batch() -> None:
+    small, middle, large = served(512, 64, seed=1)
+    for schedule, margin in (("inter", 0.1), ("both", 0.2), (sensitivity.HALVES, 0.2)):
+        gain = [rows[schedule].speedup for rows in (small, middle, large)]
+        assert gain[0] > gain[1] + margin > gain[2] + 2 * margin, schedule
+    assert all(rows["intra"].speedup < 1 < rows["inter"].speedup for rows in (small, middle, large))
+    assert large["both"].speedup < 1 < large[sensitivity.HALVES].speedup < large["inter"].speedup + 0.05
+
+
+def test_with_a_serving_engine_deferral_needs_a_tail() -> None:
+    (long,), (cut,) = served(4096, 512, batches=(112,)), served(512, 512, batches=(112,))
+    assert long["inter"].speedup > 1.7
+    assert cut["inter"].speedup == pytest.approx(1, abs=0.05)
+    assert cut["both"].speedup < 1 < cut[sensitivity.HALVES].speedup
+    assert long["sequential"].decode_share > cut["sequential"].decode_share + 0.2
+
+
+def test_serving_cases_share_every_device_unless_they_stream() -> None:
+    cases = sensitivity.serving_cases()
+    assert len({case.name for case in cases}) == len(sensitivity.BATCHES) * len(sensitivity.ANSWERS)
+    for case in cases:
+        assert (case.devices.without_streaming, case.devices.padded) == ("share", False)
+        assert case.devices.costs.decode.round_us == sensitivity.KERNELS_US
+        assert (case.spec.ppo.epochs, case.spec.ppo.batch_size // case.spec.overlap.overcommit.initial) == (1, 4)
+        assert case.spec.overlap.chunk.size * 8 == case.spec.rollout.max_new_tokens
+
+
 @pytest.mark.full
 def test_the_command_prints_the_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With two assumptions of the many; the rest only takes longer."""
+    """With two assumptions and one serving case of the many; the rest only takes longer."""
     from oppo_cli.simulate import simulate
 
     monkeypatch.setattr(sensitivity, "CHANGES", sensitivity.CHANGES[:2])
+    monkeypatch.setattr(sensitivity, "BATCHES", (112,))
+    monkeypatch.setattr(sensitivity, "ANSWERS", ((512, 64),))
     file = tmp_path / "paper.json"
     told = CliRunner().invoke(simulate, ["--paper", "--steps", "3", "--json", str(file)], catch_exceptions=False)
     assert told.exit_code == 0, told.output
-    for text in ("paper-a100-7b", "1.80–2.80 ×", "35.7–50.6 %", "σ 0.5", "5,200 min", "explained?", "fitted"):
+    served_case, known = "B 112, median 64, to 512", ("paper-a100-7b", "1.80–2.80 ×", "35.7–50.6 %", "σ 0.5", "5,200 min")
+    for text in (*known, "explained?", "fitted", served_case, sensitivity.HALVES):
         assert text in told.output
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     assert sorted(document["layouts"]) == sorted(LAYOUTS)
+    assert [row["schedule"] for row in document["serving"][served_case]][-1] == sensitivity.HALVES
     assert {figure["figure"] for figure in document["figures"]} >= {"speed-up, intra only", "speed-up, inter only"}
 
 

@@ -114,7 +114,7 @@ def test_ranks_per_node_follow_devices_or_processes(resources: dict[str, Any] | 
 @pytest.mark.parametrize("elsewhere", [{"decoding_devices": 4}, {"decoding_devices": 2, "scoring_devices": 2}])
 def test_decoding_and_scoring_devices_have_no_rank(elsewhere: dict[str, int]) -> None:
     resources = {"devices": 12, "nodes": 2} | elsewhere
-    decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
+    decoded = {"resources": resources, "rollout": {"backend": "vllm"}}
     spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
     assert ranks_per_node(decoded) == spec.resources.ranks_per_node == 2
 

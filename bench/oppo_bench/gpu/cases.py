@@ -32,12 +32,10 @@ MEANING = {
     "inter": "the longest answers go on in the next step, nothing is streamed",
     "both": "OPPO: intra and inter",
     "all": "OPPO, and deferred answers keep their cached keys and values when weights change; all their tokens count as stale",
-    "vllm": "OPPO, decoded by vLLM in the engine's process",
-    "vllm_apart": "OPPO, decoded by vLLM in a process of its own on the same GPU, which decodes on meanwhile",
+    "vllm": "OPPO, decoded by vLLM in a separate process on the same GPU, which decodes while chunks are scored",
 }
-# Where vLLM's engine runs. In-process vLLM needs a run of its own: it releases memory only at process exit.
-BY_VLLM = {"vllm": "engine", "vllm_apart": "own"}
-OVERLAP = VARIANTS | dict.fromkeys(BY_VLLM, BOTH)
+VLLM = "vllm"
+OVERLAP = VARIANTS | {VLLM: BOTH}
 BASE = "sequential"
 SOME = ("padded", BASE, "intra", "both", "all")
 FEW = (BASE, "both", "all")
@@ -83,7 +81,7 @@ def select_cells(sizes: list[str], batches: list[int] | None, variants: list[str
     cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
     if wanted is None:
         return cells
-    return [replace(c, variants=tuple(v for v in (*c.variants, *BY_VLLM) if v in wanted)) for c in cells]
+    return [replace(c, variants=tuple(v for v in (*c.variants, VLLM) if v in wanted)) for c in cells]
 
 
 def plan_order(races: list[Cell], updates: bool) -> list[Cell]:

@@ -19,7 +19,7 @@ import torch
 from oppo_bench.document import Result, commit, document, write
 from oppo_bench.engine.workload import write_prompts
 from oppo_bench.gpu import updates
-from oppo_bench.gpu.cases import ADAPTED, BY_VLLM, MEANING, OVERLAP, SHAPES, UPDATES, Cell, plan_order, select_cells
+from oppo_bench.gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, UPDATES, VLLM, Cell, plan_order, select_cells
 from oppo_bench.gpu.check import Finding, findings
 from oppo_bench.gpu.figures import findings_as_results, stage_lines, table, to_results
 from oppo_bench.gpu.floor import Ceilings
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return REFUSED
     warnings.filterwarnings("ignore", category=FutureWarning)
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
-    if BY_VLLM.keys() & {*(options.variants or [])} and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
+    if VLLM in (options.variants or []) and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
         print("python bench/gpu: vllm needs a GPU and its wheel", file=sys.stderr)
         return REFUSED
     clock, monitor, report = Clock(options.seconds), LoadMonitor(), Report()
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if not any(BY_VLLM.keys() & {*cell.variants} for cell in cells):
+    if not any(VLLM in cell.variants for cell in cells):
         report.left_out.append(f"vllm: {_vllm()}")
     _print_summary(report)
     if options.json:
@@ -204,7 +204,7 @@ def _vllm() -> str:
     """Why vLLM is not among the variants."""
     if importlib.util.find_spec("vllm") is None:
         return "its wheel is not installed"
-    return f"in a run of its own: --sizes 0.5B --batches 32 --variants both,{','.join(BY_VLLM)}"
+    return f"in a run of its own: --sizes 0.5B --batches 32 --variants both,{','.join(VLLM)}"
 
 
 def _too_large(size: str, device: torch.device) -> str | None:

@@ -16,7 +16,7 @@ import torch
 
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.workload import CONTEXT, Load, build_spec
-from oppo_bench.gpu.cases import BASE, BY_VLLM, OVERLAP, Cell
+from oppo_bench.gpu.cases import BASE, OVERLAP, VLLM, Cell
 from oppo_bench.gpu.floor import Work
 from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.engine.layout import Layout
@@ -98,9 +98,9 @@ class Variant:
 
     def __init__(self, name: str, race: Race, models: ModelSet, prompts: Path, folder: Path, threads: int) -> None:
         spec = build_spec(race.load, OVERLAP[name], models.models(), prompts)
-        if name in BY_VLLM:
+        if name == VLLM:
             models.write_weights()
-            rollout = spec.rollout.model_copy(update={"backend": "vllm", "vllm_process": BY_VLLM[name]})
+            rollout = spec.rollout.model_copy(update={"backend": "vllm"})
             spec = spec.model_copy(update={"rollout": rollout})
         self.name = name
         with models.serving():

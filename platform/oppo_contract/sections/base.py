@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 
 from oppo_contract.fields import ALLOWED
 from oppo_contract.spec_errors import SettingError
@@ -18,6 +18,14 @@ Name = Annotated[
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+STORED = {"stored": True}
+
+
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether the spec of a stored run or checkpoint is validated: it may have values that a new run may not."""
+    return info.context == STORED
 
 
 class Section(BaseModel):

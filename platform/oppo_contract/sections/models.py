@@ -13,6 +13,7 @@ from oppo_contract.spec_errors import SettingError
 
 RULE_WORDS = "the name of a registered rule: lower-case letters, digits and _ . : -"
 URL_WORDS = "an http or https address"
+VLLM_MAX_RANK = 512  # of the adapters that vLLM decodes with
 ENV_WORDS = "the name of an environment variable that begins with OPPO_REWARD_: capital letters, digits and _"
 
 

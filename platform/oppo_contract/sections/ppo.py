@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from oppo_contract.sections.base import Path, Positive, Section, Share
+from oppo_contract.sections.base import Path, Positive, Section, Share, is_stored
 from oppo_contract.spec_errors import SettingError
 
 # Settings of the critic, and of per-token rewards and discounts, which only a critic uses.
@@ -21,8 +21,10 @@ class Kl(Section):
     """KL penalty to the reference policy."""
 
     coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        "k1", description="Per-token estimator: log-ratio, half its square, or the unbiased low-variance one."
+    estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
+        "k1",
+        description="Per-token estimator: k1 log-ratio, k2 half its square, k3 unbiased with low variance, k3+ value of k3 with"
+        " the gradient of k2. k1 only in the reward, k3+ only in the loss.",
     )
     placement: Literal["reward", "loss"] = Field(
         "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
@@ -32,6 +34,15 @@ class Kl(Section):
     )
     target: Positive = Field(0.1, description="Target mean KL per token of the adaptive controller, nats.")
     horizon: int = Field(10_000, ge=1, description="Horizon of the adaptive controller, sequences.")
+
+    @model_validator(mode="after")
+    def check_estimator(self, info: ValidationInfo) -> Self:
+        if self.placement == "loss" and self.estimator == "k1" and not is_stored(info):
+            reason = "has an expected gradient of zero in the loss, so it would not limit the KL (docs/algorithm.md)"
+            raise SettingError("estimator", reason, value="k1", allowed="k2, k3 or k3+, or placement reward")
+        if self.placement == "reward" and self.estimator == "k3+":
+            raise SettingError("estimator", "differs from k3 only in the loss", value="k3+", allowed="k1, k2 or k3")
+        return self
 
     @model_validator(mode="after")
     def check_unused_settings(self) -> Self:
@@ -88,6 +99,14 @@ class Ppo(Section):
     )
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay.")
     clip_range: Positive = Field(0.2, le=10, description="ε of the clipped policy ratio.")
+    clip_range_high: float | None = Field(
+        None, gt=0, le=10, description="ε above 1 (clip-higher, DAPO, arXiv 2503.14476 §3.1); same as `clip_range` when empty."
+    )
+    loss_aggregation: Literal["token_mean", "sequence_mean", "token_sum"] = Field(
+        "token_mean",
+        description="Mean over all tokens of a mini-batch; mean over responses of each one's token mean (GRPO, arXiv 2402.03300);"
+        " or mean over responses of their token sum ÷ `max_new_tokens` (Dr. GRPO, arXiv 2503.20783).",
+    )
     dual_clip: float | None = Field(None, gt=1, description="Upper bound of the loss for negative advantages; off when empty.")
     value_clip_range: float | None = Field(0.2, gt=0, description="Clip range of the value loss; off when empty.")
     gamma: Share = Field(1.0, description="Discount factor per token.")
@@ -100,6 +119,13 @@ class Ppo(Section):
     max_grad_norm: Positive = Field(1.0, description="Gradient clipping, L2 norm.")
     normalize_advantages_by_std: bool = Field(
         True, description="GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."
+    )
+    dynamic_sampling: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="GRPO, RLOO: replacements per step of groups whose responses all have the same score by groups of new prompts"
+        " (DAPO, arXiv 2503.14476 §3.2); 0: none.",
     )
     missing_eos_penalty: float = Field(
         0.0, ge=0, description="Subtracted from the score of a response truncated at the length limit."
@@ -115,7 +141,11 @@ class Ppo(Section):
     whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, keeping the mean.")
     score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
     kl: Kl = Field(default_factory=Kl, description="KL penalty to the reference policy.")
-    tis: Literal["off", "stale", "all"] = Field("stale", description="Tokens with a truncated importance weight (TIS).")
+    tis: Literal["off", "stale", "all"] = Field(
+        "stale",
+        description="Tokens with a truncated importance weight (TIS). Default with bfloat16 or vLLM, where sampler and trainer"
+        " round differently: `all`.",
+    )
     ema_decay: float | None = Field(
         None,
         gt=0,
@@ -130,6 +160,12 @@ class Ppo(Section):
         None, description="Pretraining text mixed into the actor's update (PPO-ptx); off when empty."
     )
     tis_cap: float = Field(2.0, ge=1, le=100, description="Upper bound of the importance weight.")
+    tis_floor: float = Field(0.0, ge=0, le=1, description="Lower bound of the importance weight.")
+    tis_outside: Literal["clamp", "mask", "reject"] = Field(
+        "clamp",
+        description="Beyond the bounds: `clamp` the weight, `mask` the token (weight 0; IcePop), or `reject` responses whose"
+        " geometric mean ratio is outside (weight 0 for all their tokens) and clamp the others.",
+    )
 
     @property
     def rows(self) -> int:
@@ -170,8 +206,11 @@ class Ppo(Section):
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
             self.reject_unused(name, f"with algorithm {self.algorithm}")
+        if self.has_critic:
+            self.reject_unused("dynamic_sampling", "without groups", "algorithm grpo or rloo")
         if self.tis == "off":
-            self.reject_unused("tis_cap", "when no token has a weight", "tis stale or all")
+            for name in ("tis_cap", "tis_floor", "tis_outside"):
+                self.reject_unused(name, "when no token has a weight", "tis stale or all")
         if self.schedule == self.critic_schedule == "constant":
             self.reject_unused("final_rate", "when no learning rate decays", "another schedule or critic_schedule than constant")
         if not self.length_penalty:

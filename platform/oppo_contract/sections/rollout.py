@@ -44,29 +44,26 @@ class Rollout(Section):
     )
 
     backend: Literal["torch", "vllm"] = Field(
-        "torch", description="Rollout engine: the built-in decoder, or vLLM (needs a GPU and `pip install '.[gpu]'`)."
-    )
-    vllm_process: Literal["engine", "own"] = Field(
-        "engine",
-        description="With vllm: in the engine's process, where a batch ends at the exact token; or in a separate process, which"
-        " keeps decoding while tokens are scored, until the batch is complete: tokens beyond that belong to"
-        " the next step.",
+        "torch",
+        description="Rollout engine: the built-in decoder, or vLLM (`pip install '.[gpu]'`) in a separate process, which keeps"
+        " decoding while tokens are scored: tokens beyond the end of the batch belong to the next step.",
     )
     vllm_memory_share: float = Field(
         0.35,
         gt=0,
         lt=1,
-        description="With vllm: fraction of the GPU's memory for its weights and KV cache.",
+        description="With vllm on a GPU: fraction of its memory for vLLM's weights and KV cache.",
     )
 
     vllm_sleep: bool = Field(
-        False, description="With vllm: release that memory during each update and load the weights again afterwards."
+        False,
+        description="With vllm on a GPU: release that memory during each update and load the weights again afterwards.",
     )
 
     @model_validator(mode="after")
     def check_vllm_settings(self) -> Self:
         if self.backend == "torch":
-            for name in ("vllm_process", "vllm_memory_share", "vllm_sleep"):
+            for name in ("vllm_memory_share", "vllm_sleep"):
                 self.reject_unused(name, "with rollout.backend torch", "backend vllm")
         elif self.has_sampling_mask and self.top_k is None:
             raise SettingError("top_k", "vLLM reports its sampling mask only with top-k", value=None, allowed="a number")
@@ -116,7 +113,9 @@ class Chunk(Section):
     candidates: list[Annotated[int, Field(ge=1)]] | None = Field(
         None, min_length=2, max_length=5, description="Candidate sizes, tokens; default: powers of two around the current size."
     )
-    explore_every: int = Field(50, ge=1, description="Steps between two explorations.")
+    explore_every: int = Field(
+        50, ge=1, description="Steps before the first exploration, and the minimum between two; trials take at most 2 % of steps."
+    )
 
 
 class Overlap(Section):

@@ -66,7 +66,7 @@ class Resources(Section):
         0,
         ge=0,
         le=4096,
-        description="Devices per node reserved for vLLM decoding (`rollout.vllm_process: own`), the same number for each"
+        description="Devices per node reserved for vLLM decoding (`rollout.backend: vllm`), the same number for each"
         " rank; the other devices train.",
     )
     scoring_devices: int = Field(

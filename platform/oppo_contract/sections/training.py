@@ -39,6 +39,14 @@ class Training(Section):
         " longest in the pass (off).",
     )
 
+    retained_passes: int = Field(
+        1,
+        ge=0,
+        le=10_000,
+        description="With one optimizer step per batch: passes of `ppo.micro_batch_tokens` each whose activations are kept from"
+        " the computation of log-probs and values until their update. Passes beyond it are computed twice.",
+    )
+
     @model_validator(mode="after")
     def check_unused_settings(self) -> Self:
         if self.backend != "deepspeed":

@@ -13,8 +13,16 @@ from typing import Any
 
 import pytest
 
-from oppo_core.checkpointing.atomic_dir import DiskFullError, is_disk_full, new_draft, publish, recover, restore_former
-from oppo_core.checkpointing.retention import checkpoints_to_prune
+from oppo_core.checkpointing.atomic_dir import (
+    MANIFEST,
+    DiskFullError,
+    is_disk_full,
+    new_draft,
+    publish,
+    recover,
+    restore_former,
+)
+from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune
 from oppo_core.checkpointing.save_restore import verify
 from oppo_core.control.run_score import RunScore
 
@@ -125,6 +133,7 @@ def test_leftovers_of_a_killed_run_are_removed_at_the_next_start(world: Any, tmp
     status, events = world.main({**tree, "steps": 3}, tmp_path, "--resume-from", checkpoints / "step-00000002")
     assert (status, events[-1].step) == (0, 3)
     assert [path.name for path in checkpoints.iterdir() if path.name.startswith(".")] == []
+    (checkpoints / "step-00000001").rmdir()  # not a complete checkpoint, so retention neither counts nor deletes it
     assert whole(tmp_path, world, {**tree, "steps": 3}) == ["step-00000002", "step-00000003"]
 
 
@@ -137,6 +146,35 @@ def test_tidying_takes_nothing_that_counts(tmp_path: Path) -> None:
     assert {path.name: (path / "file").read_text() for path in tmp_path.iterdir()} == {
         "step-1": "step-1", "step-2": ".step-2.former",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("stray", ["step-1", ".step-1.draft", ".step-1.former"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_stray_file_or_link_is_replaced(tmp_path: Path, stray: str, kind: str) -> None:
+    if kind == "file":
+        (tmp_path / stray).write_text("stray")
+    else:
+        (tmp_path / stray).symlink_to("nowhere")
+    folder = tmp_path / "step-1"
+    for _ in range(2):
+        recover(tmp_path)
+        with new_draft(folder, 1) as draft:
+            (draft / "file").write_text("new")
+            publish(draft, folder)
+    recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert (folder / "file").read_text() == "new"
+
+
+def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
+    for name in ("step-00000001", "step-00000002-chunk-000003", "step-00000003.tmp", "step-4", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("{}")
+    (tmp_path / "step-00000005").mkdir()
+    (tmp_path / "step-00000006").write_text("stray")
+    (tmp_path / "step-00000007").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "step-00000008").symlink_to(tmp_path / "step-00000001")
+    assert sorted(checkpoint_names(tmp_path)) == ["step-00000001", "step-00000002-chunk-000003"]
 
 
 def test_a_full_disk_is_known_by_number_and_by_name() -> None:

@@ -47,7 +47,13 @@ MODES: dict[str, tuple[dict[str, Any], int]] = {
         2,
     ),
     "tail batch": ({"overlap": {"inter_step": "tail_batch"}}, 2),
-    "oppo": ({"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}, "ppo": {"kl": {"controller": "adaptive"}}}, 2),
+    "oppo": (
+        {
+            "overlap": {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"min": 3}},
+            "ppo": {"kl": {"controller": "adaptive"}},
+        },
+        2,
+    ),
 }
 # Files of keys and values, of which a checkpoint needs those only that outlive an update.
 CACHES = ("decoder.safetensors", "scorers.safetensors", "evaluation.safetensors", "kept-cache.safetensors")

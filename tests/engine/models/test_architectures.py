@@ -12,7 +12,7 @@ import torch
 
 from oppo_contract.spec import ModelSpec, Ppo
 from oppo_core.models.huggingface import HuggingFaceNetwork
-from oppo_core.models.model_io import export_model, load_model, restore_weights
+from oppo_core.models.model_io import load_model, restore_weights, save_actor
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
@@ -155,7 +155,7 @@ def test_weights_train_and_come_back(folders: Folders, tmp_path: Path, name: str
     actor = load(folder, "actor", "lm", torch.float64)
     torch.log_softmax(actor.logits(actor.hidden(row, places)), -1)[..., 3].sum().backward()
     step_along_the_gradient(actor)
-    export_model(actor, tmp_path / "actor", folder / "actor", 2, 0)
+    save_actor(actor, tmp_path / "actor", folder / "actor", 2, 0)
     again = load(folder, "actor", "lm", torch.float64)
     restore_weights(again, tmp_path / "actor")
     plain = plain_actor(tmp_path, torch.float64)([some_tokens()[0]], False, "logits")[0]

@@ -30,5 +30,5 @@ def test_a_formula_becomes_one_kernel(tmp_path: Path) -> None:
         logits.logsumexp(-1).sum().backward()
     for name, weight in plain.named_parameters():
         torch.testing.assert_close(network.model.get_parameter(name).grad, weight.grad, rtol=1e-9, atol=1e-10)
-    export_huggingface(network, tmp_path / "out", None, network.model.state_dict())
+    export_huggingface(network, tmp_path / "out", network.model.state_dict())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["activation_function"] == "gelu_new"

@@ -25,7 +25,7 @@ from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
 from oppo_core.cli import main
 from oppo_core.models.cache import SlotCache
-from oppo_core.models.model_io import export_model, load_model
+from oppo_core.models.model_io import load_model, save_actor
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(29))]
 SIZES: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_saving_a_model_does_not_import_deepspeed(folders: Path, tmp_path: Path,
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     network = load_model(ModelSpec(path="actor"), "lm", [folders], torch.float32, 0)
-    export_model(network, tmp_path / "saved", None, 2, 0)
+    save_actor(network, tmp_path / "saved", None, 2, 0)
     with pytest.raises(ValueError, match="imported"):
         network.model.save_pretrained(tmp_path / "plainly")
 

@@ -1,8 +1,9 @@
-"""Low-rank adapters: they begin as nothing, train alone, merge on export, and come back from a checkpoint bit by bit."""
+"""Low-rank adapters: they begin as nothing, train alone, are saved as adapters or merged, and come back bit by bit."""
 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from oppo_contract.model_folder import ModelFolderError
+from oppo_contract.model_folder import ModelFolderError, read_config
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
+from oppo_core.checkpointing.export import export_actor
 from oppo_core.engine.layout import LayoutError
 from oppo_core.engine.preflight import preflight
 from oppo_core.models import shared_weights
-from oppo_core.models.adapters import has_lora, inject_lora, linear_layers, load_trained_weights, merged_weights, trained_weights
-from oppo_core.models.model_io import export_model, load_model, load_with_base, restore_weights
+from oppo_core.models.adapters import (
+    ADAPTER_WEIGHTS,
+    has_lora,
+    inject_lora,
+    linear_layers,
+    load_trained_weights,
+    merged_weights,
+    saved_module,
+    trained_weights,
+)
+from oppo_core.models.model_io import load_model, load_with_base, restore_weights, save_actor, save_merged
 from oppo_core.models.shared_weights import move_to_shared_memory, use_shared_weights
-from tests.engine.models.architectures import VOCAB, write_folders
+from oppo_core.models.tiny_transformer import TinyTransformer
+from tests.engine.engine.test_preflight import cli
+from tests.engine.models.architectures import write_folders
 
 LORA = Lora(rank=4, alpha=8.0)
 KINDS = ["tiny", "qwen2", "gpt2", "gemma2", "mixtral"]
@@ -79,18 +93,63 @@ def test_the_start_depends_on_the_seed_alone(place: tuple[Path, str]) -> None:
     assert any(not torch.equal(first[name], third[name]) for name in first)
 
 
-def test_export_is_plain_and_restoring_is_exact(place: tuple[Path, str], tmp_path: Path) -> None:
+def test_saved_adapters_are_peft_s_and_restoring_is_exact(place: tuple[Path, str], tmp_path: Path) -> None:
+    """peft reads them beside the frozen weights, and so does this engine in another process."""
     adapted = load(place, LORA)
     train(adapted)
     live = {name: weight.clone() for name, weight in adapted.state_dict().items()}
-    export_model(adapted, tmp_path / "out", place[0] / place[1], 2, 0)
-    assert all(torch.equal(live[name], weight) for name, weight in adapted.state_dict().items()), "export changed the network"
-    plain = load((tmp_path, "out"), None)
-    torch.testing.assert_close(logits_of(plain), logits_of(adapted), rtol=0, atol=1e-10)
-    assert set(merged_weights(adapted)) == set(merged_weights(plain))
+    save_actor(adapted, tmp_path / "out", place[0] / place[1], 2, 0)
+    assert all(torch.equal(live[name], weight) for name, weight in adapted.state_dict().items()), "saving changed the network"
+    assert (tmp_path / "out" / "tokenizer.json").exists() == (place[0] / place[1] / "tokenizer.json").exists()
     again = load(place, LORA, seed=99)
     restore_weights(again, tmp_path / "out")
     assert torch.equal(logits_of(again), logits_of(adapted))
+    with pytest.raises(ModelFolderError, match=r"has LoRA adapters alone; .* oppo export --merge"):
+        read_config(tmp_path / "out")
+    base = load(place, None)
+    if not isinstance(base, TinyTransformer):
+        tokens, _ = tokens_of()
+        model = PeftModel.from_pretrained(base.model, tmp_path / "out").eval()
+        torch.testing.assert_close(model(tokens).logits, logits_of(adapted), rtol=0, atol=1e-10)
+
+
+def test_merged_adapters_are_a_plain_model(place: tuple[Path, str], tmp_path: Path) -> None:
+    adapted = load(place, LORA)
+    train(adapted)
+    save_merged(adapted, tmp_path / "out", place[0] / place[1], 2, 0)
+    torch.testing.assert_close(logits_of(load((tmp_path, "out"), None)), logits_of(adapted), rtol=0, atol=1e-10)
+
+
+def test_young_adapters_survive_merging_of_a_bfloat16_model(place: tuple[Path, str], tmp_path: Path) -> None:
+    """One optimizer step at 1e-5 changes weights by less than half a unit in their last place."""
+    adapted = load_model(ModelSpec(path=place[1]), "lm", [place[0]], torch.bfloat16, 7, LORA)
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-5)
+    (-torch.log_softmax(logits_of(adapted), -1)[..., 3].mean()).backward()
+    optimizer.step()
+    base = load_model(ModelSpec(path=place[1]), "lm", [place[0]], torch.bfloat16, 7).state_dict()
+    exact = {name: weight.double() for name, weight in merged_weights(deepcopy(adapted).double()).items()}
+    rounded = merged_weights(adapted)
+    save_merged(adapted, tmp_path / "out", place[0] / place[1], 2, 0)
+    saved = load_model(ModelSpec(path="out"), "lm", [tmp_path], torch.float32, 7)
+    merged = saved_module(saved).state_dict()
+    moved = [name for name in exact if not torch.equal(exact[name], prefixed(base, name).double())]
+    assert moved
+    assert error(rounded, exact, base, moved) > 0.5
+    assert error(merged, exact, base, moved) < 0.02
+
+
+def prefixed(weights: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A weight of a network by its name in the folder."""
+    return weights[name] if name in weights else weights[f"model.{name}"]
+
+
+def error(
+    merged: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], base: dict[str, torch.Tensor], moved: list[str]
+) -> float:
+    """How far the adapters' contribution is off, relative to it."""
+    off = sum(float((merged[name].double() - exact[name]).square().sum()) for name in moved)
+    whole = sum(float((exact[name] - prefixed(base, name).double()).square().sum()) for name in moved)
+    return (off / whole) ** 0.5
 
 
 def test_a_critic_trains_its_head_too(place: tuple[Path, str]) -> None:
@@ -192,10 +251,7 @@ def test_a_run_resumes_bit_by_bit(world: Any, tmp_path: Path, critic: bool) -> N
         assert all(torch.equal(one[name], two[name]) for name in one)
     assert whole.steps[-1].tokens == resumed.steps[-1].tokens
     assert any(".lora_" in name for name in whole.weights("critic")) == critic
-    start, trained = world.first_weights(spec, "actor"), whole.weights("actor")
-    moved = {name for name in start if not torch.equal(start[name], trained[name])}
-    assert moved
-    assert all(name.startswith("blocks.") and name.endswith("weight") and "norm" not in name for name in moved)
+    assert all(name.startswith("base_model.model.blocks.") and ".lora_" in name for name in whole.weights("actor"))
 
 
 def test_a_hugging_face_run_exports_what_it_trained(tmp_path: Path, world: Any) -> None:
@@ -209,13 +265,25 @@ def test_a_hugging_face_run_exports_what_it_trained(tmp_path: Path, world: Any) 
     out = tmp_path / "out"
     status, events = type(world)(root).main(tree, out)
     assert status == 0, events[-1]
-    folder = out / "checkpoints" / "step-00000002" / "actor"
-    exported = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    start = AutoModelForCausalLM.from_pretrained(root / "actor").state_dict()
-    moved = {name for name in start if not torch.equal(start[name], exported[name])}
+    checkpoint = out / "checkpoints" / "step-00000002"
+    start = AutoModelForCausalLM.from_pretrained(root / "actor")
+    assert export_actor(checkpoint, tmp_path / "adapters") == [
+        "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "tokenizer.json",
+    ]  # fmt: skip
+    told = cli("export", checkpoint, tmp_path / "merged", "--merge")
+    assert told.returncode != 0
+    assert "actor does not exist here" in told.stderr
+    told = cli("export", checkpoint, tmp_path / "merged", "--merge", "--root", root)
+    assert told.returncode == 0, told.stderr
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    weights, trained = start.state_dict(), merged.state_dict()
+    moved = {name for name in weights if not torch.equal(weights[name], trained[name].to(weights[name].dtype))}
     assert moved
     assert all(name.startswith("transformer.h.") and name.endswith("weight") for name in moved)
-    assert exported["transformer.wte.weight"].shape[0] == VOCAB
+    tokens, _ = tokens_of()
+    with_adapters = PeftModel.from_pretrained(start, tmp_path / "adapters").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(with_adapters(tokens).logits, merged.float()(tokens).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,10 @@ def clamp(x: float, low: float, high: float) -> float:
 
 
 def kl_of(log_ratio: Tensor, estimator: str) -> Tensor:
-    """k1, k2 or k3 of one token."""
+    """k1, k2, k3 or k3+ of one token."""
     log_ratio = log_ratio.clamp(-20, 20)
-    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": torch.exp(-log_ratio) - 1 + log_ratio}[estimator]
+    k2, k3 = log_ratio**2 / 2, torch.exp(-log_ratio) - 1 + log_ratio
+    return {"k1": log_ratio, "k2": k2, "k3": k3, "k3+": k3.detach() - k2.detach() + k2}[estimator]
 
 
 def double_sum_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
@@ -304,12 +305,22 @@ class Oracle:
         return [float(table[token]) for table, token in zip(tables, answer.response, strict=True)]
 
     def _importance(self, answer: Answer, proximal: list[float], version: int) -> list[float]:
-        weights = []
+        weights = list[float | None]()
         for logp, old, sampled in zip(proximal, self.behaviour(answer), answer.versions, strict=True):
             stale = sampled < version or (answer.kept_since is not None and answer.kept_since < version)
             corrected = {"off": False, "stale": stale, "all": True}[self.ppo.tis]
-            weights.append(min(math.exp(clamp(logp - old, -20, 20)), self.ppo.tis_cap) if corrected else 1.0)
-        return weights
+            weights.append(math.exp(clamp(logp - old, -20, 20)) if corrected else None)
+        return self._bounded(weights)
+
+    def _bounded(self, ratios: list[float | None]) -> list[float]:
+        """Weights of an answer's tokens; None: not corrected."""
+        low, high, outside = self.ppo.tis_floor, self.ppo.tis_cap, self.ppo.tis_outside
+        known = [ratio for ratio in ratios if ratio is not None]
+        if outside == "reject" and known and not low <= statistics.geometric_mean(known) <= high:
+            return [0.0] * len(ratios)
+        if outside == "mask":
+            return [1.0 if ratio is None else ratio * (low <= ratio <= high) for ratio in ratios]
+        return [1.0 if ratio is None else clamp(ratio, low, high) for ratio in ratios]
 
     def _mini_batches(self, size: int, step: int, epoch: int) -> list[list[int]]:
         groups = np.arange(size // self.ppo.group_size)
@@ -320,7 +331,7 @@ class Oracle:
         return [rows[k : k + share] for k in range(0, size, share)]
 
     def _train_actor(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
-        weights, sums, norms = self.history[-1], np.zeros(5), []
+        weights, sums, norms = self.history[-1], np.zeros(6), []
         if step < self.ppo.value_warmup_steps:
             self.history.append(weights)
             return {"actor/lr": 0.0}
@@ -339,26 +350,32 @@ class Oracle:
             self.average = {name: keep * old + (1 - keep) * self.history[-1][name] for name, old in self.average.items()}
         names = ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/entropy")
         told_too = {"actor/grad_norm": float(np.mean(norms)), "actor/lr": self.actor_adam.rate(step)}
-        return told_too | dict(zip(names, sums[:4] / sums[4], strict=True))
+        return told_too | dict(zip(names, sums[:4] / sums[[5, 4, 4, 4]], strict=True))
 
     def _policy_loss(self, weights: Weights, rows: list[tuple[Answer, int]], told: Told) -> tuple[Tensor, Any]:
-        ppo, terms, sums = self.ppo, list[Tensor](), np.zeros(5)
+        ppo, terms, sums = self.ppo, list[Tensor](), np.zeros(6)
+        high = ppo.clip_range if ppo.clip_range_high is None else ppo.clip_range_high
         for answer, row in rows:
+            limit = self.spec.rollout.max_new_tokens
+            scale = {"token_mean": 1, "sequence_mean": 1 / len(answer.response), "token_sum": 1 / limit}[ppo.loss_aggregation]
             for t, (token, at) in enumerate(zip(answer.response, self.log_tables(weights, answer), strict=True)):
                 advantage, log_ratio = told.advantages[row][t], at[token] - told.proximal[row][t]
                 ratio = torch.exp(log_ratio.clamp(-20, 20))
-                plain, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - ppo.clip_range, 1 + ppo.clip_range)
+                plain, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - ppo.clip_range, 1 + high)
                 term = torch.maximum(plain, clipped)
                 if ppo.dual_clip is not None and advantage < 0 and float(term.detach()) > -advantage * ppo.dual_clip:
                     term = term * 0 - advantage * ppo.dual_clip
                 term = term * told.weights[row][t]
                 possible = at[at > -1e300]
                 entropy = -(possible.exp() * possible).sum()
-                sums += np.asarray([float(x) for x in (term.detach(), clipped > plain, -log_ratio.detach(), entropy.detach(), 1)])
+                told_of = (scale * term.detach(), clipped > plain, -log_ratio.detach(), entropy.detach(), 1, 0)
+                sums += np.asarray([float(x) for x in told_of])
                 if ppo.kl.placement == "loss":
-                    term = term + self.kl_coefficient * kl_of(at[token] - told.reference[row][t], ppo.kl.estimator)
-                terms.append(term - ppo.entropy_coefficient * entropy)
-        return sum(terms, torch.zeros(())) / len(terms), sums
+                    kl = kl_of(at[token] - told.reference[row][t], ppo.kl.estimator)
+                    term = term + self.kl_coefficient * told.weights[row][t] * kl
+                terms.append(scale * (term - ppo.entropy_coefficient * entropy))
+        sums[5] = divisor = len(terms) if ppo.loss_aggregation == "token_mean" else len(rows)
+        return sum(terms, torch.zeros(())) / divisor, sums
 
     def _text_loss(self, weights: Weights, step: int, number: int) -> Tensor:
         """Mean next-token loss of mini-batch `number`'s share of the step's texts."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,11 +92,12 @@ def test_rewards_are_the_kl_penalty_and_the_score_on_the_last_token(
 @given(logp=st.floats(-30, 0), reference=st.floats(-30, 0))
 def test_kl_estimators(logp: float, reference: float) -> None:
     d = min(max(logp - reference, -20.0), 20.0)
-    wanted = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}
+    k3 = math.exp(-d) - 1 + d
+    wanted: dict[Any, float] = {"k1": d, "k2": d * d / 2, "k3": k3, "k3+": k3}
     for name, value in wanted.items():
         ours = float(kl_estimate(*(torch.tensor(x, dtype=torch.float64) for x in (logp, reference)), name))
         assert ours == pytest.approx(value, rel=1e-12, abs=1e-12)
-        assert name == "k1" or ours >= -1e-15
+        assert name == "k1" or ours >= -1e-14 * max(1, d * d)
 
 
 def test_the_kl_estimators_estimate_the_kl() -> None:
@@ -102,32 +105,57 @@ def test_the_kl_estimators_estimate_the_kl() -> None:
     generator = torch.Generator().manual_seed(0)
     policy, reference = (torch.log_softmax(torch.randn(12, generator=generator, dtype=torch.float64), -1) for _ in range(2))
     exact = float((policy.exp() * (policy - reference)).sum())
-    for name in ("k1", "k3"):
+    names: list[Any] = ["k1", "k3", "k3+"]
+    for name in names:
         assert float((policy.exp() * kl_estimate(policy, reference, name)).sum()) == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divergence"),
+    [
+        ("k1", lambda p, r: 0 * p.sum()),
+        ("k2", lambda p, r: (p.exp() * (p - r)).sum()),
+        ("k3", lambda p, r: (r.exp() * (r - p)).sum()),
+        ("k3+", lambda p, r: (p.exp() * (p - r)).sum()),
+    ],
+)
+def test_expected_gradient_of_an_estimator_in_the_loss(estimator: Any, divergence: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Over all tokens of a vocabulary, sampled by the policy: zero for k1, that of a divergence for the others."""
+    generator = torch.Generator().manual_seed(0)
+    logits, other = (torch.randn(12, generator=generator, dtype=torch.float64) for _ in range(2))
+    logits.requires_grad_()
+    policy, reference = torch.log_softmax(logits, -1), torch.log_softmax(other, -1)
+    sampled = policy.detach().exp()  # the sampler is not differentiated
+    (ours,) = torch.autograd.grad((sampled * kl_estimate(policy, reference, estimator)).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad(divergence(policy, reference), logits)
+    assert torch.allclose(ours, exact, atol=1e-14)
+    assert (float(exact.norm()) > 0.3) == (estimator != "k1")
 
 
 @MANY
 @given(
     log_ratio=st.floats(-30, 30), advantage=NUMBER, weight=st.floats(0, 2), clip=st.floats(0.01, 0.9),
-    dual=st.one_of(st.none(), st.floats(1.01, 5)),
+    high=st.floats(0.01, 0.9), dual=st.one_of(st.none(), st.floats(1.01, 5)),
 )  # fmt: skip
-def test_policy_loss(log_ratio: float, advantage: float, weight: float, clip: float, dual: float | None) -> None:
+def test_policy_loss(
+    log_ratio: float, advantage: float, weight: float, clip: float, high: float, dual: float | None
+) -> None:  # fmt: skip
     logp, old, a, w = (torch.tensor([x], dtype=torch.float64) for x in (log_ratio - 40, -40.0, advantage, weight))
-    loss, clipped = policy_loss(logp, old, a, w, clip, dual)
+    loss, clipped = policy_loss(logp, old, a, w, (clip, high), dual)
     ratio = math.exp(min(max(log_ratio, -20), 20))
-    wanted = -min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
+    wanted = -min(ratio * advantage, min(max(ratio, 1 - clip), 1 + high) * advantage)
     if dual is not None and advantage < 0:
         wanted = -max(-wanted, dual * advantage)
     assert float(loss) == pytest.approx(wanted * weight, rel=1e-9, abs=1e-12)
-    outside = ratio > 1 + clip if advantage > 0 else ratio < 1 - clip
-    if abs(ratio - 1 - clip) > 1e-9 and abs(ratio - 1 + clip) > 1e-9 and abs(advantage) > 1e-6:
+    outside = ratio > 1 + high if advantage > 0 else ratio < 1 - clip
+    if abs(ratio - 1 - high) > 1e-9 and abs(ratio - 1 + clip) > 1e-9 and abs(advantage) > 1e-6:
         assert bool(clipped) == outside
 
 
 def test_only_clipped_or_bounded_tokens_have_no_gradient() -> None:
     logp = torch.tensor([0.5, -0.5, 3.0, 0.5, -0.5], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-    loss, _ = policy_loss(logp, torch.zeros(5).double(), advantages, torch.ones(5).double(), 0.2, 4.0)
+    loss, _ = policy_loss(logp, torch.zeros(5).double(), advantages, torch.ones(5).double(), (0.2, 0.2), 4.0)
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
     assert (gradient != 0).tolist() == [False, False, False, True, True]
 
@@ -151,9 +179,40 @@ def test_value_loss(value: float, old: float, target: float, clip: float | None)
 @given(proximal=st.floats(-30, 0), behaviour=st.floats(-30, 0), corrected=st.booleans(), cap=st.floats(1, 5))
 def test_importance_weights(proximal: float, behaviour: float, corrected: bool, cap: float) -> None:
     p, b = torch.tensor([proximal]).double(), torch.tensor([behaviour]).double()
-    ours = float(importance_weights(p, b, torch.tensor([corrected]), cap))
+    ours = float(importance_weights(p, b, torch.tensor([corrected]), (0.0, cap)))
     ratio = math.exp(min(max(float(p) - float(b), -20), 20))
     assert ours == pytest.approx(min(ratio, cap) if corrected else 1.0)
+
+
+def test_weights_outside_the_bounds_are_clamped_masked_or_reject_the_response() -> None:
+    ratios = torch.tensor([[0.5, 1.0, 4.0], [3.0, 3.0, 1.0], [1.0, 1.0, 9.0]], dtype=torch.float64)
+    corrected = torch.tensor([[True, True, True], [True, True, True], [True, True, False]])
+    clamped, masked, rejected = (
+        importance_weights(ratios.log(), torch.zeros(3, 3).double(), corrected, (0.8, 1.5), outside)  # type: ignore[arg-type]
+        for outside in ("clamp", "mask", "reject")
+    )
+    assert torch.allclose(clamped, torch.tensor([[0.8, 1, 1.5], [1.5, 1.5, 1], [1, 1, 1]]).double())
+    assert torch.allclose(masked, torch.tensor([[0.0, 1, 0], [0, 0, 1], [1, 1, 1]]).double())
+    # geometric means of the corrected tokens: 1.26, 2.08 and 1
+    assert torch.allclose(rejected, torch.tensor([[0.8, 1, 1.5], [0, 0, 0], [1, 1, 1]]).double())
+
+
+def test_weighted_kl_of_stale_tokens_has_the_gradient_of_the_kl() -> None:
+    """With tokens of an older policy, weights within the bounds make the expected gradient exact; without them it is biased."""
+    generator = torch.Generator().manual_seed(1)
+    logits, old, other = (torch.randn(12, generator=generator, dtype=torch.float64) for _ in range(3))
+    old = logits + 0.1 * old
+    logits.requires_grad_()
+    policy, behaviour, reference = (torch.log_softmax(x, -1) for x in (logits, old, other))
+    weights = importance_weights(policy.detach()[None], behaviour[None], torch.ones(1, 12).bool(), (0.0, 2.0))[0]
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
+    errors = []
+    for factor in (weights, torch.ones(12).double()):
+        loss = (behaviour.exp() * factor * kl_estimate(policy, reference, "k3+")).sum()
+        (ours,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        errors.append(float((ours - exact).norm() / exact.norm()))
+    assert errors[0] < 1e-12
+    assert errors[1] > 0.05
 
 
 @MANY
@@ -162,6 +221,7 @@ def test_effective_sample_share(weights: list[float]) -> None:
     share = effective_sample_share(torch.tensor(weights, dtype=torch.float64))
     assert share == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)))
     assert 1 / len(weights) - 1e-12 <= share <= 1 + 1e-12
+    assert effective_sample_share(torch.zeros(3).double()) == 0
 
 
 def test_the_adaptive_kl_coefficient_follows_the_error_within_a_fifth() -> None:

@@ -178,7 +178,7 @@ def test_where_the_kl_estimators_differ() -> None:
 @given(log_ratio=st.floats(-25, 25), advantage=NUMBER, clip=st.floats(0.01, 0.9), dual=st.floats(1.01, 6))
 def test_policy_losses(log_ratio: float, advantage: float, clip: float, dual: float) -> None:
     def ours(bound: float | None) -> float:
-        loss, _ = policy_loss(number(log_ratio), number(0.0), number(advantage), number(1.0), clip, bound)
+        loss, _ = policy_loss(number(log_ratio), number(0.0), number(advantage), number(1.0), (clip, clip), bound)
         return float(loss)
 
     assert ours(dual) == pytest.approx(Verl.policy_loss(log_ratio, advantage, clip, dual), rel=1e-9, abs=1e-12)

@@ -60,7 +60,11 @@ def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: py
     mixed = world.run(load_spec(tree), tmp_path_factory.mktemp("mixed"), threads=1)
     held_out = {"evaluation": {"prompts": "prompts.jsonl", "count": 3}}
     tail = world.run(world.spec({"steps": 2, "overlap": {"inter_step": "tail_batch"}}, held_out), tmp_path_factory.mktemp("tail"))
-    runs = (sequential_run, oppo_run, mixed, tail)
+    free = {"algorithm": "rloo", "group_size": 2, "batch_size": 4, "critic_learning_rate": 1e-5}
+    groups = world.run(
+        world.spec({"steps": 1, "models": {"critic": "actor"}, "ppo": free}), tmp_path_factory.mktemp("groups")
+    )  # fmt: skip
+    runs = (sequential_run, oppo_run, mixed, tail, groups)
     return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
 

@@ -137,8 +137,8 @@ class Simulation:
             scorers=self.listener, deltas=DeltaTracker(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
-            use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
-            ranks=SINGLE,
+            use_cores=lambda count: None, update=PlainUpdate(), readable=list, ranks=SINGLE,
+            spec=SimpleNamespace(ppo=SimpleNamespace(dynamic_sampling=0)),
         )  # fmt: skip
         self.engine.release = partial(Engine.release, self.engine)
         self.engine.on_any_rank = partial(Engine.on_any_rank, self.engine)

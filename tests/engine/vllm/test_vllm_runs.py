@@ -1,4 +1,4 @@
-"""Whole runs that vLLM decodes for, where engines stand in for vLLM's: in the run's process, and one that goes on by itself."""
+"""Whole runs with vLLM as decoder or reward server, with fakes of vLLM's engines."""
 
 from __future__ import annotations
 
@@ -11,33 +11,26 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torch import nn
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_core.engine import build as engine_module
-from oppo_core.models.adapters import merged_weights
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.vllm_model import POOLING, PrefixReward
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.inprocess import InProcessDecoder
 from tests.fakes.vllm_async_engine import streaming
-from tests.fakes.vllm_engine import FakeEngine
-from tests.fakes.vllm_pooling_engine import FakePoolingEngine
+from tests.fakes.vllm_pooling_engine import BLOCK, FakePoolingEngine
 
 STEPS = 3
 ENDED = "VllmError: vLLM failed at beginning a weight update: EngineDead: the engine's process has ended"
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
 
 
-def in_process(network: nn.Module, settings: Any, slots: int, stops: Any) -> DecoderProtocol:
-    engine = FakeEngine(network)  # type: ignore[arg-type]
-    return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, parameters=dict, sleeps=True)
-
-
-def apart(made: list[DecoderProtocol], network: Any, settings: Any, slots: int, stops: Any) -> DecoderProtocol:
-    made.append(streaming(network, settings, stops, interval=4, handles=False, sleeps=False))
+def apart(
+    made: list[DecoderProtocol], network: Any, settings: Any, slots: int, stops: Any, sleeps: bool = False
+) -> DecoderProtocol:  # fmt: skip
+    made.append(streaming(network, settings, stops, interval=4, handles=False, sleeps=sleeps))
     return made[-1]
 
 
@@ -56,8 +49,11 @@ def tokens_of(run: Any) -> list[list[tuple[int, list[int], list[int]]]]:
 @pytest.mark.full
 @pytest.mark.parametrize("inter_step", ["off", "defer", "tail_batch"])
 def test_an_engine_that_sleeps_between_steps_trains_each_answer_once(world: Any, tmp_path: Path, inter_step: str) -> None:
-    with decoded_by(in_process):
+    made: list[DecoderProtocol] = []
+    with decoded_by(partial(apart, made, sleeps=True)):
         run = world.run(world.spec(SMALL, {"overlap": {"inter_step": inter_step}}), tmp_path)
+    for decoder in made:
+        decoder.close()
     whole = [sequence for step in tokens_of(run) for sequence in step]
     assert len({number for number, _, _ in whole}) == len(whole) == 6 * STEPS
     for version, step in enumerate(tokens_of(run)):
@@ -125,7 +121,7 @@ def test_an_engine_that_is_never_assembled_lets_its_decoder_go(world: Any, tmp_p
 
 def served(builder: RewardBuilder, model: Any, memory_share: float) -> PrefixReward:
     network = load_model(model, "scalar", builder.roots, builder.dtype, 0)
-    return PrefixReward(FakePoolingEngine(network), AsyncioThread(20.0), parameters=lambda: dict(POOLING))
+    return PrefixReward(FakePoolingEngine(network), AsyncioThread(20.0), BLOCK, parameters=lambda: dict(POOLING))
 
 
 @pytest.mark.full

@@ -1,0 +1,29 @@
+"""CPU seconds of a process and its descendants: each second counts once, while they run and after they have ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from oppo_core.trace.cpu_time import CpuTime
+
+BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint('done', flush=True)\nimport sys; sys.stdin.read()"
+
+
+def test_cpu_seconds_of_children_count_once() -> None:
+    measured = CpuTime()
+    child = subprocess.Popen(
+        [sys.executable, "-c", BURN.format(seconds=0.5)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    own = time.process_time()
+    running = measured.take()["perf/cpu_s"]
+    child.communicate()
+    ended = measured.take()["perf/cpu_s"]
+    assert running >= 0.45
+    assert running + ended == pytest.approx(0.5, abs=0.4 + time.process_time() - own)
+    assert ended < 0.3, "the child's seconds counted again when it ended"
