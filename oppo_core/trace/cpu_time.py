@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import psutil
+import os
+
+try:
+    import psutil
+except ImportError:  # bench/gpu runs with torch, transformers and pydantic alone
+    psutil = None  # type: ignore[assignment]
 
 
 class CpuTime:
-    """CPU seconds, user and system, of this process and its descendants."""
+    """CPU seconds, user and system, of this process and its descendants; without psutil of those that have ended."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
+        self._process = None if psutil is None else psutil.Process()
         self._before = self._total()
 
     def take(self) -> dict[str, float]:
@@ -18,6 +23,8 @@ class CpuTime:
         return {"perf/cpu_s": max(0.0, self._before - before)}
 
     def _total(self) -> float:
+        if self._process is None:
+            return sum(os.times()[:4])
         total = 0.0
         for process in (self._process, *self._process.children(recursive=True)):
             try:
