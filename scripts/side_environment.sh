@@ -12,7 +12,7 @@ if ! cmp -s "$pins" "$made/.set-up"; then
   "$made/bin/python" -m pip install --quiet --no-input --no-compile --disable-pip-version-check -r "$pins" "$@"
   cp "$pins" "$made/.set-up"
 fi
-# The environment may be older than this checkout's.
+# The environment may be older than this checkout's, and shared with other checkouts: OPPO_BESIDE names another folder for a run.
 within=$("$made/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 beside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-printf 'import site; site.addsitedir("%s")\n' "$beside" > "$within/beside.pth"
+printf 'import os, site; site.addsitedir(os.environ.get("OPPO_BESIDE") or "%s")\n' "$beside" > "$within/beside.pth"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from oppo_contract.model_folder import find
@@ -31,10 +33,14 @@ def export_actor(checkpoint: Path, out: Path, merge: bool = False, roots: list[P
     check_intact(checkpoint)
     if out.exists():
         raise CheckpointError(f"{out} exists already; name a folder that does not")
-    if merge and (spec := load_stored_spec(read_state(checkpoint)["spec"])).models.lora is not None:
-        _export_merged(checkpoint, spec, out, roots or [])
-    else:
-        shutil.copytree(checkpoint / WEIGHTS, out, ignore=shutil.ignore_patterns(OLD_ADAPTERS))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        fresh = Path(scratch) / "actor"
+        if merge and (spec := load_stored_spec(read_state(checkpoint)["spec"])).models.lora is not None:
+            _export_merged(checkpoint, spec, fresh, roots or [])
+        else:
+            shutil.copytree(checkpoint / WEIGHTS, fresh, ignore=shutil.ignore_patterns(OLD_ADAPTERS))
+        os.rename(fresh, out)
     return sorted(path.name for path in out.iterdir())
 
 

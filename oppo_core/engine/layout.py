@@ -63,6 +63,8 @@ def select_device(spec: RunSpec) -> torch.device:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")
     if spec.resources.kind == "cpu":
         return torch.device("cpu")
+    if spec.rollout.backend == "vllm" and not available:
+        _check_vllm_on_cpu(spec)
     required, present = spec.resources.devices // spec.resources.nodes, torch.cuda.device_count() if available else 0
     if required > max(1, present):
         hint = " (without GPUs a machine is one device; resources.processes splits its cores with kind cpu)"
@@ -80,6 +82,15 @@ def select_device(spec: RunSpec) -> torch.device:
             " undefined order; set overlap.intra_step to off, or training.backend to plain"
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+
+
+def _check_vllm_on_cpu(spec: RunSpec) -> None:
+    """Raise LayoutError for what vLLM needs a GPU for; the spec refuses it with resources.kind cpu."""
+    remedy = "choose resources.kind cuda, where a machine has GPUs, or rollout.backend torch"
+    if spec.rollout.has_sampling_mask:
+        raise LayoutError(f"torch sees no GPU here, and on a CPU vLLM reports no mask of top-k, top-p and min-p; {remedy}")
+    if spec.rollout.vllm_sleep:
+        raise LayoutError(f"torch sees no GPU here, and on a CPU vLLM cannot release memory (rollout.vllm_sleep); {remedy}")
 
 
 def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,13 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
 
 HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
-DIGEST = "frozen_digest"
+DIGEST = "frozen_bits"
+OLD_DIGEST = "frozen_digest"  # of earlier versions: of float sums, which depend on the number of threads
 ADAPTER = "default"  # peft's name for the first one
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of a peft folder, beside adapter_config.json
 PEFT_PREFIX = "base_model.model."
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per number
+DIGEST_PART = 1 << 24  # numbers whose squares are in memory at one time
 
 
 def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
@@ -93,13 +96,17 @@ def load_trained_weights(network: Network, weights: dict[str, Tensor]) -> None:
         network.load_state_dict(weights)
         return
     assert isinstance(network, nn.Module)
-    _check_digest(network, weights.get(DIGEST))
+    _check_digest(network, weights.get(DIGEST), weights.get(OLD_DIGEST))
     for name, weight in _trained(network).items():
         weight.copy_(weights[name])
 
 
-def _check_digest(network: nn.Module, saved: Tensor | None) -> None:
-    if saved is None or not torch.equal(saved, network.get_buffer(DIGEST).cpu()):
+def _check_digest(network: nn.Module, saved: Tensor | None, old: Tensor | None) -> None:
+    if saved is None:
+        same = old is not None and any(torch.equal(old, digest) for digest in _old_digests(network))
+    else:
+        same = torch.equal(saved, network.get_buffer(DIGEST).cpu())
+    if not same:
         raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
 
 
@@ -126,7 +133,8 @@ def load_adapter(network: nn.Module, folder: Path) -> None:
         ModelFolderError: the frozen weights differ from those with which the adapters were trained.
     """
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as saved:
-        _check_digest(network, torch.tensor(list(bytes.fromhex(saved.metadata()[DIGEST])), dtype=torch.uint8))
+        digests = (saved.metadata().get(name) for name in (DIGEST, OLD_DIGEST))
+        _check_digest(network, *(None if text is None else _as_tensor(bytes.fromhex(text)) for text in digests))
         for name, weight in _adapter(saved_module(network)).items():
             weight.copy_(saved.get_tensor(_peft_name(name)))
 
@@ -189,10 +197,40 @@ def _init_adapters(network: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def _frozen_digest(network: nn.Module) -> Tensor:
-    """Digest [32] of the frozen weights, by their sums."""
-    sums = hashlib.sha256()
+    """Digest [32] of the frozen weights, by sums of their bit patterns and of the squares of these, modulo 2**64.
+
+    Sums of integers do not depend on their order: the digest is the same on every device and with any number of threads.
+    """
+    digest = hashlib.sha256()
+    for name, weight in network.named_parameters():
+        if not weight.requires_grad:
+            parts = torch.split(weight.detach().contiguous().view(BITS[weight.element_size()]).flatten(), DIGEST_PART)
+            total = sum(int(part.sum(dtype=torch.int64)) for part in parts)
+            squares = sum(int((part * part).sum(dtype=torch.int64)) for part in parts)
+            digest.update(f"{name} {total % 2**64} {squares % 2**64}\n".encode())
+    return _as_tensor(digest.digest())
+
+
+def _old_digests(network: nn.Module) -> Iterator[Tensor]:
+    """The digest of earlier versions, as any likely number of threads would give it."""
+    before = torch.get_num_threads()
+    try:
+        for threads in dict.fromkeys((before, 1, *(2**power for power in range(1, 9)), *range(3, 65))):
+            torch.set_num_threads(threads)
+            yield _old_digest(network)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def _old_digest(network: nn.Module) -> Tensor:
+    digest = hashlib.sha256()
     for name, weight in network.named_parameters():
         if not weight.requires_grad:
             total, size = (float(part) for part in (weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)))
-            sums.update(f"{name} {total!r} {size!r}\n".encode())
-    return torch.frombuffer(bytearray(sums.digest()), dtype=torch.uint8)
+            digest.update(f"{name} {total!r} {size!r}\n".encode())
+    return _as_tensor(digest.digest())
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

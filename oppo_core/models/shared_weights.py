@@ -56,6 +56,11 @@ def shared_memory_shortage(size: int, ranks_here: int = 1) -> int | None:
     return free if free < size else None
 
 
+def shared_folder(size: int) -> Path | None:
+    """Where to put a file of `size` bytes that another process reads: shared memory, or None (temporary folder) if too small."""
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() and shared_memory_shortage(size) is None else None
+
+
 def use_shared_weights(network: Network, weights: dict[str, Tensor]) -> None:
     """Make `network` use weights in shared memory that another process owns."""
     for name, weight in network.state_dict(keep_vars=True).items():

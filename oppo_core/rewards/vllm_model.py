@@ -176,8 +176,10 @@ class PrefixReward:
             self._scores.pop(sequence_id, None)
 
     def close(self) -> None:
-        self.engine.shutdown()
-        self._loop.close()
+        try:
+            self.engine.shutdown()
+        finally:
+            self._loop.close()
 
 
 def _parse_score(pooled: Pooled) -> float:

@@ -35,8 +35,8 @@ from oppo_core.trace.recorder import Recorder, Span, Wait
 START_METHOD: Literal["spawn"] = "spawn"
 # Unfinished calls allowed: about the number of chunks per step, so a scorer that catches up by the end causes no stall.
 QUEUE_SIZE = 32
-# Loading large models from a slow disk gives no heartbeats, so it gets at least this long.
-LOAD_TIMEOUT_S = 600.0
+# Loading large models from a slow disk and starting vLLM give no heartbeats, so they get at least this long.
+LOAD_TIMEOUT_S = 1900.0
 SHUTDOWN_TIMEOUT_S = 20.0  # vLLM takes up to 5 s to end
 HUNG_SHUTDOWN_TIMEOUT_S = 0.5  # time to write its stack
 

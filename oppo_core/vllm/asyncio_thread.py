@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from oppo_core.vllm.errors import VllmError
@@ -57,11 +57,11 @@ class AsyncioThread:
             return
         with self.resources:
             ended = self.start(self._cancel_all())
-            try:
+            # A call that blocks the loop, as a start that took too long, has raised its own error.
+            with suppress(TimeoutError):
                 ended.result(CLOSE_TIMEOUT_S)
-            finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(CLOSE_TIMEOUT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_TIMEOUT_S)
             if not self._thread.is_alive():
                 self._loop.close()
 

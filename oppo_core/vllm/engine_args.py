@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from oppo_contract.sections.models import VLLM_MAX_RANK
 from oppo_core.rng import generator
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence, Support
+from oppo_core.vllm.errors import VllmError
+from oppo_core.vllm.owner import OWNER, SOCKETS
 from oppo_core.vllm.protocols import Completion
 
 # Set before vLLM is imported. Its processes are spawned: threads and a GPU's driver state do not survive a fork. Usage statistics
@@ -33,7 +37,7 @@ IPC_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
 # torchrun sets it: every process group uses the agent's store. vLLM's own groups have none and would wait for it.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 _STARTING = threading.Lock()
 
@@ -50,13 +54,15 @@ def vllm_environment(placement: Placement, resources: ExitStack, handles: bool =
         handles: whether the processes exchange CUDA IPC handles; others must not unpickle anything.
     """
     sockets = resources.enter_context(tempfile.TemporaryDirectory(prefix="oppo-vllm-", ignore_cleanup_errors=True))
-    wanted = placement.environment | {"VLLM_RPC_BASE_PATH": sockets} | (IPC_ENVIRONMENT if handles else {})
+    wanted = placement.environment | {SOCKETS: sockets} | (IPC_ENVIRONMENT if handles else {})
+    # On a CPU its workers meet by a temporary file, which stays where they are killed. What it compiles is kept.
+    compiled = os.environ.get(COMPILED) or str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+    temporary = {} if placement.gpus else {"TMPDIR": sockets, COMPILED: compiled}
     with _STARTING:
         before = dict(os.environ)
         for name in (AGENT_STORE, *IPC_ENVIRONMENT):
             os.environ.pop(name, None)
-        # On a CPU its workers meet by a temporary file, which stays where they are killed.
-        os.environ.update(wanted | ({} if placement.gpus else {"TMPDIR": sockets}))
+        os.environ.update(wanted | temporary | {OWNER: str(os.getpid())})
         try:
             yield
         finally:
@@ -199,8 +205,10 @@ def request_seed(settings: DecodeSettings, sequence_id: int) -> int:
     return int(generator(settings.seed, settings.use, sequence_id).integers(2**63))
 
 
-def sampling_supports(completion: Completion) -> Support:
-    """Sampling support of each new token, sorted ids; empty without filters."""
-    if completion.sampling_mask is None:
+def sampling_supports(completion: Completion, filtered: bool) -> Support:
+    """Sampling support of each new token, sorted ids; empty unless `filtered`. Raises VllmError without the mask then."""
+    if not filtered or not completion.token_ids:
         return []
+    if completion.sampling_mask is None:
+        raise VllmError("vLLM reports no sampling mask, so the trainer cannot apply top-k, top-p or min-p; turn them off")
     return [np.sort(np.asarray(ids, dtype=np.int32)) for ids in completion.sampling_mask.token_ids]

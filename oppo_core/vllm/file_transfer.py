@@ -22,8 +22,11 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from oppo_core.models.shared_weights import SHARED_MEMORY
+from oppo_core.models.shared_weights import shared_folder
 from oppo_core.vllm.engine_args import FILE_BACKEND
+from oppo_core.vllm.owner import shared_prefix
+
+HEADER_BYTES = 1 << 20  # of a safetensors file, at most
 
 
 @dataclass
@@ -91,9 +94,9 @@ class FileSender(TrainerWeightTransferEngine[FileTrainerInit]):
     def send_weights(self) -> None:
         """Send all weights; returns when they are loaded."""
         self.client.start_weight_update()
-        folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         for pack in self._packs():
-            with tempfile.NamedTemporaryFile(prefix="oppo-weights-", dir=folder) as file:
+            folder = shared_folder(sum(tensor.nbytes for tensor in pack.values()) + HEADER_BYTES)
+            with tempfile.NamedTemporaryFile(prefix=shared_prefix("weights"), dir=folder) as file:
                 save_file(pack, file.name)
                 self.client.update_weights({"path": file.name})
         self.client.finish_weight_update()

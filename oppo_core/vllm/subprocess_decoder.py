@@ -280,7 +280,7 @@ class StreamingDecoder:
         completion: Completion = output.outputs[0]
         assert self._version is not None
         if not row.sequence.finished:
-            supports = sampling_supports(completion)
+            supports = sampling_supports(completion, self.settings.filters is not None)
             pairs = zip(completion.token_ids, completion.logprobs.logprobs, strict=True) if completion.token_ids else ()
             for index, (token, logprob) in enumerate(pairs):
                 row.ahead.append(SampledToken(token, logprob, self._version, supports[index : index + 1]))
@@ -332,5 +332,7 @@ class StreamingDecoder:
         try:
             self._weight_transfer.close()
         finally:
-            self.engine.shutdown()
-            self._loop.close()
+            try:
+                self.engine.shutdown()
+            finally:
+                self._loop.close()

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from oppo_core.models.adapters import has_lora, save_adapter, saved_module
-from oppo_core.models.shared_weights import SHARED_MEMORY
+from oppo_core.models.shared_weights import shared_folder
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.errors import VllmError
+from oppo_core.vllm.owner import shared_prefix
 from oppo_core.vllm.protocols import AsyncEngine, WeightTrainer
 from oppo_estimate.memory import PACK_BYTES, pack_bytes
 
@@ -139,13 +140,14 @@ class AdapterTransfer:
     def __init__(self, engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, lora_request: Callable[..., Any]) -> None:
         """`lora_request`: vLLM's class."""
         self._engine, self._loop, self._network = engine, loop, network
-        shared_memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        self._folder = tempfile.TemporaryDirectory(prefix="oppo-adapter-", dir=shared_memory)
+        size = sum(weight.nbytes for weight in network.parameters() if weight.requires_grad)
+        self._folder = tempfile.TemporaryDirectory(prefix=shared_prefix("adapter"), dir=shared_folder(2 * size))
         self.lora_request = lora_request("actor", 1, self._folder.name)
         self._replacement = lora_request("actor", 1, self._folder.name, load_inplace=True)
 
     def send(self, version: int) -> None:
-        save_adapter(self._network, Path(self._folder.name))
+        with as_vllm_error():
+            save_adapter(self._network, Path(self._folder.name))
         self._loop.run(self._engine.add_lora(self._replacement), "loading adapters")
         self._loop.run(self._engine.update_weight_version(str(version)), "labelling adapters")
 

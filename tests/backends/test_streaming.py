@@ -232,11 +232,12 @@ def test_an_end_that_overtakes_its_request_is_asked_for_again(make: Make, monkey
 
 def test_a_dead_engine_is_an_error(make: Make) -> None:
     decoder, _ = make()
-    decoder.begin(some := sequences(2), 0)
-    until_written(decoder, some[0], 3)
-    decoder._loop.run(engine_of(decoder).die(), "dying")
-    with pytest.raises(VllmError, match="EngineDead: the engine's process has ended"):
-        to_the_end(decoder, 0)
+    with written_up_to(decoder, 3):
+        decoder.begin(some := sequences(2), 0)
+        until_written(decoder, some[0], 3)
+        decoder._loop.run(engine_of(decoder).die(), "dying")
+        with pytest.raises(VllmError, match="EngineDead: the engine's process has ended"):
+            to_the_end(decoder, 0)
     with pytest.raises(VllmError, match="vLLM failed at pausing"):
         decoder.pause()
 

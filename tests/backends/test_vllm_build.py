@@ -25,7 +25,14 @@ from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.build import build_decoder, decoding_gpus
-from oppo_core.vllm.engine_args import AGENT_STORE, GPU_ENVIRONMENT, IPC_ENVIRONMENT, Placement, reward_arguments
+from oppo_core.vllm.engine_args import (
+    AGENT_STORE,
+    GPU_ENVIRONMENT,
+    IPC_ENVIRONMENT,
+    Placement,
+    reward_arguments,
+    sampling_supports,
+)
 from oppo_core.vllm.errors import VllmError
 from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer, Wire
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
@@ -223,3 +230,12 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     told.fault = "start"
     with pytest.raises(VllmError, match="starting the reward model: RuntimeError: no memory"):
         build_vllm_reward(tmp_path, arguments, 20.0, placement)
+
+
+def test_a_filtered_token_without_its_mask_is_an_error() -> None:
+    """Its log-prob is renormalised over the mask, which the trainer would not know."""
+    unmasked = SimpleNamespace(token_ids=[3], sampling_mask=None)
+    with pytest.raises(VllmError, match="vLLM reports no sampling mask"):
+        sampling_supports(unmasked, filtered=True)
+    assert sampling_supports(unmasked, filtered=False) == []
+    assert sampling_supports(SimpleNamespace(token_ids=[], sampling_mask=None), filtered=True) == []

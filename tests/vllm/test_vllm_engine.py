@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
@@ -21,6 +23,7 @@ pytest.importorskip("vllm", reason="make test-vllm installs it")
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.models.model_io import load_model
+from oppo_core.models.shared_weights import SHARED_MEMORY
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
@@ -172,6 +175,44 @@ def test_an_engine_process_that_answers_late_goes_on(decoding: Decoding) -> None
     to_the_end(decoding.decoder, 0)
     waking.join()
     assert all(s.finished for s in some)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process, Path]]:
+    """A process that trains, that of its engine, and the folder of the engine's files."""
+    write_qwen(tmp_path / "actor", "CausalLM")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tests.vllm.small_trainer", str(tmp_path / "actor")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environ, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            _, engine, files = next(line for line in process.stdout if line.startswith("engine:")).split()
+            yield process, psutil.Process(int(engine)), Path(files)
+        finally:
+            process.kill()
+
+
+def test_the_engine_ends_with_a_trainer_that_is_killed(trainer: Any) -> None:
+    process, engine, files = trainer
+    assert files.exists()
+    assert list(SHARED_MEMORY.glob(f"oppo-adapter-{process.pid}-*"))
+    process.kill()
+    assert psutil.wait_procs([engine], timeout=60)[1] == []
+    assert not files.exists()
+    assert not list(SHARED_MEMORY.glob(f"oppo-*-{process.pid}-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_trainers_group_does_not_end_the_engine(trainer: Any, number: int) -> None:
+    """As by Ctrl-C, or systemd: the trainer decides when the engine ends."""
+    process, engine, _ = trainer
+    os.killpg(process.pid, number)
+    process.stdin.write("decode\n")
+    process.stdin.flush()
+    assert next(line for line in process.stdout if line.startswith("finished:")) == "finished: 2\n"
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+    assert not engine.is_running()
 
 
 def test_threads_and_seeds_of_our_process_are_unchanged(tmp_path: Path) -> None:

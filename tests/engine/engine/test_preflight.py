@@ -72,6 +72,18 @@ def test_missing_vllm_is_reported_with_a_remedy(world: Any) -> None:
     assert "needs a model for sequence classification" in told  # one of our own architecture
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can")
+@pytest.mark.parametrize(
+    ("setting", "said"), [({"top_k": 5}, "no mask of top-k"), ({"vllm_sleep": True}, "cannot release memory")]
+)
+def test_what_vllm_needs_a_gpu_for_is_refused_without_one(world: Any, setting: Any, said: str) -> None:
+    """Also where the spec leaves the kind of device open."""
+    wanted = {"rollout": {"backend": "vllm", **setting}, "ppo": {"tis": "all"}, "resources": {"dtype": "float32"}}
+    told = "\n".join(complaints(world, wanted))
+    assert "torch sees no GPU here, and on a CPU vLLM" in told
+    assert said in told
+
+
 def test_an_actor_that_lies_on_a_hub_is_to_be_downloaded(world: Any) -> None:
     assert "hf download owner/name --local-dir MODELS_ROOT/name" in "\n".join(
         complaints(world, {"models": {"actor": {"path": "owner/name"}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,16 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from oppo_contract.model_folder import ModelFolderError, read_config
 from oppo_contract.sections.models import Lora
-from oppo_contract.spec import ModelSpec
+from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.checkpointing.export import export_actor
 from oppo_core.engine.layout import LayoutError
 from oppo_core.engine.preflight import preflight
-from oppo_core.models import shared_weights
+from oppo_core.models import adapters, shared_weights
 from oppo_core.models.adapters import (
     ADAPTER_WEIGHTS,
     has_lora,
@@ -33,7 +35,7 @@ from oppo_core.models.adapters import (
 )
 from oppo_core.models.model_io import load_model, load_with_base, restore_weights, save_actor, save_merged
 from oppo_core.models.shared_weights import move_to_shared_memory, use_shared_weights
-from oppo_core.models.tiny_transformer import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from tests.engine.engine.test_preflight import cli
 from tests.engine.models.architectures import write_folders
 
@@ -312,3 +314,36 @@ def test_a_run_without_a_second_copy_trains_the_same(world: Any, tmp_path: Path,
         assert all(weight.is_shared() for weight in frozen.values())
     counted, both = ({item.name for item in preflight(s, [world.folder]).memory[0].items} for s in (spec, apart))
     assert both - counted == {"reference: weights"}
+
+
+def wide_network(seed: int = 1) -> TinyTransformer:
+    """In float32 and so wide that torch sums a weight in parts, one for each thread."""
+    network = init_tiny(TinyArchitecture(hidden=512, layers=1, heads=4, context=32, vocab=40), "lm", seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight))))
+    inject_lora(network, LORA, 3)
+    return network
+
+
+def test_adapters_are_restored_with_any_number_of_threads(tmp_path: Path) -> None:
+    """Also those of earlier versions, whose digest depends on the number of threads."""
+    torch.set_num_threads(1)
+    save_actor(wide_network(), tmp_path, None, 2, 0)
+    old = tmp_path / "old"
+    shutil.copytree(tmp_path, old)
+    torch.set_num_threads(3)
+    tensors, network = load_file(tmp_path / ADAPTER_WEIGHTS), wide_network()
+    digest = bytes(adapters._old_digest(network).tolist()).hex()
+    save_file(tensors, old / ADAPTER_WEIGHTS, metadata={"format": "pt", adapters.OLD_DIGEST: digest})
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        network = wide_network()
+        restore_weights(network, tmp_path)
+        restore_weights(network, old)
+    with torch.no_grad():
+        next(weight for weight in network.parameters() if not weight.requires_grad)[0, 0] += 1e-6
+    network.register_buffer(adapters.DIGEST, adapters._frozen_digest(network), persistent=False)
+    for folder in (tmp_path, old):
+        with pytest.raises(ModelFolderError, match="frozen weights have changed"):
+            restore_weights(network, folder)
