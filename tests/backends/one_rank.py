@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,25 @@ def main(world: Path, rank: int) -> None:
         spec = load_spec(case["spec"])
         nodes = spec.resources.nodes
         if rank < nodes:
-            rendezvous = Rendezvous("127.0.0.1", case["port"], rank, nodes, rank == 0, 60.0)
-            run(world, case, spec, SINGLE if nodes == 1 else join(rendezvous, "engine", select_device(spec)))
+            run(world, case, spec, SINGLE if nodes == 1 else join(meet(world, case, rank), "engine", select_device(spec)))
+
+
+def meet(world: Path, case: Case, rank: int) -> Rendezvous:
+    """The rendezvous of two ranks, at a port that rank 0 chooses now.
+
+    Ports chosen for all cases beforehand can be equal or taken since; rank 1 then joins an earlier case's store.
+    """
+    chosen = world / f"{case['name']}.port"
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            chosen.with_suffix(".new").write_text(str(probe.getsockname()[1]))
+        chosen.with_suffix(".new").rename(chosen)
+    deadline = time.monotonic() + 60
+    while not chosen.exists():
+        assert time.monotonic() < deadline, f"rank 0 has not begun {case['name']}"
+        time.sleep(0.01)
+    return Rendezvous("127.0.0.1", int(chosen.read_text()), rank, 2, rank == 0, 60.0)
 
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:

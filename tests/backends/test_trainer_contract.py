@@ -10,7 +10,6 @@ import importlib.util
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -89,10 +88,7 @@ def case(name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str =
         "resources": {"nodes": nodes, "devices": nodes, "kind": "cpu", "longest_silence_s": 60},
         "checkpoints": {"every_steps": 2},
     }  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"name": name, "spec": merged(base, *changes), "port": port, "resume": resume, "fault": fault}
+    return {"name": name, "spec": merged(base, *changes), "resume": resume, "fault": fault}
 
 
 def cases(backends: list[str]) -> list[dict[str, Any]]:
