@@ -16,7 +16,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock.txt"
-LOCKED_EXTRAS = ("contract", "platform", "worker", "engine", "client", "docs", "dev")
+LOCKED_EXTRAS = ("contract", "platform", "worker", "engine", "examples", "client", "docs", "dev")
 CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
 # Needed by other Python versions: redis and valkey on 3.11.0 to 3.11.2 (Debian 12 has 3.11.2).
 OTHER_PYTHONS = ['async-timeout==5.0.1; python_full_version < "3.11.3"']

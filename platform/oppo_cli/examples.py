@@ -1,12 +1,39 @@
-"""Example specs and the letters task, in a checkout or an installed wheel."""
+"""The examples: their specs, and `oppo example`, which makes the models and prompts that the specs name."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
+from oppo_cli.home import Failure, Home
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example: the module that prepares it, the folder below a models root, and what it takes."""
+
+    module: str
+    folder: str
+    description: str
+    options: tuple[str, ...] = ()
+
+
+# The demo's two specs differ in `overlap` only.
+SPECS = ("sequential", "oppo", "rule", "grpo", "smollm2/sentiment", "smollm2/reward_model", "smollm2/arithmetic")
 DEMO = ("sequential", "oppo")
-EXAMPLES = (*DEMO, "rule", "grpo")
+EXAMPLES = {
+    "letters": Example("letters.prepare", "letters", "the demo's language task; half a minute, nothing is downloaded"),
+    "own": Example("own.make", "own", "a very small Llama with a reward model; half a minute, nothing is downloaded"),
+    "smollm2": Example("smollm2.prepare", "smollm2", "SmolLM2-135M-Instruct; half a minute, 93 MB are downloaded"),
+    "smollm2-reward-model": Example(
+        "smollm2.prepare", "smollm2", "the same with a reward model of its own responses; some minutes", ("--reward-model",)
+    ),
+}
 _IN_WHEEL = Path(__file__).parent / "_examples"
 _CHECKOUT = Path(__file__).parents[2]
 
@@ -17,8 +44,29 @@ def example_text(name: str) -> str:
     return (folder / f"{name}.yaml").read_text()
 
 
-def prepare_command(out: Path) -> tuple[list[str], Path | None]:
-    """The command that creates models and prompts of the letters task in `out`, and its PYTHONPATH (None in a wheel)."""
-    if _IN_WHEEL.is_dir():
-        return [sys.executable, "-m", "oppo_cli._examples.letters.prepare", "--out", str(out)], None
-    return [sys.executable, "-m", "examples.letters.prepare", "--out", str(out)], _CHECKOUT
+def prepare_command(name: str, models: Path) -> tuple[list[str], Path | None]:
+    """The command that creates an example below the folder `models`, and its PYTHONPATH (None in a wheel)."""
+    example = EXAMPLES[name]
+    out = str(models / example.folder)
+    arguments = [out] if name == "own" else ["--out", out]
+    package = "oppo_cli._examples" if _IN_WHEEL.is_dir() else "examples"
+    command = [sys.executable, "-m", f"{package}.{example.module}", *arguments, *example.options]
+    return command, None if _IN_WHEEL.is_dir() else _CHECKOUT
+
+
+@click.command(epilog="Examples: " + "; ".join(f"{name}: {e.description}" for name, e in EXAMPLES.items()) + ".")
+@click.argument("name", type=click.Choice(list(EXAMPLES)))
+@click.option(
+    "--models", type=click.Path(file_okay=False, path_type=Path),
+    help="Models root to write into. Default: that of `oppo up` on this machine, OPPO_HOME/models.",
+)  # fmt: skip
+def example(name: str, models: Path | None) -> None:
+    """Make the models and prompts of an example, below a models root. What exists is kept.
+
+    A worker with this root offers them within seconds. The specs are printed by `oppo spec example`.
+    """
+    command, folder = prepare_command(name, models if models is not None else Home.from_environment().models)
+    environ = os.environ | ({"PYTHONPATH": str(folder)} if folder is not None else {})
+    status = subprocess.run(command, env=environ, check=False).returncode
+    if status:
+        raise Failure(f"The example {name} could not be made; its command ended with status {status}.")

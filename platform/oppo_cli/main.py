@@ -20,6 +20,7 @@ EXIT_STATUSES = {
 COMMANDS = {
     "up": "oppo_cli.up:up",
     "demo": "oppo_cli.demo:demo",
+    "example": "oppo_cli.examples:example",
     "train": "oppo_cli.train:train",
     "login": "oppo_cli.client_commands:login",
     "submit": "oppo_cli.client_commands:submit",
@@ -32,6 +33,7 @@ COMMANDS = {
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",
+    "convert": "oppo_cli.convert:convert",
     "simulate": "oppo_cli.simulate:simulate",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",

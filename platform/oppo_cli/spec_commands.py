@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_cli.examples import EXAMPLES, example_text
+from oppo_cli.examples import SPECS, example_text
 from oppo_cli.home import Refusal
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def schema() -> None:
 
 
 @spec.command()
-@click.argument("name", type=click.Choice(EXAMPLES), default="oppo")
+@click.argument("name", type=click.Choice(SPECS), default="oppo")
 def example(name: str) -> None:
     """Print an example spec."""
     try:
