@@ -38,6 +38,9 @@ class ScorerProxy(ScorerProtocol):
         with self._trace.span("actor", "score", rows=len(sequence_ids)):
             self._send("start_collect", sequence_ids)
 
+    def forward_critic(self, sequence_ids: list[int]) -> None:
+        self._send("forward_critic", sequence_ids)
+
     def start_critic_update(self, update: CriticUpdate) -> None:
         with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
             self._send("start_critic_update", update)

@@ -67,6 +67,12 @@ class ScorerProtocol(Protocol):
     def wait_collect(self) -> dict[int, Scored]:
         """Scores by sequence_id."""
 
+    def forward_critic(self, sequence_ids: list[int]) -> None:
+        """Start the forward pass of the critic's update on collected sequences, which needs no advantages; returns at once.
+
+        Without effect where the update has several optimizer steps or its graphs cannot be retained.
+        """
+
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic on collected sequences and release them."""
 
@@ -152,7 +158,7 @@ class ScorerSet:
         self._scores: dict[int, Scored] = {}
         self._evaluated: dict[int, float] = {}
         self._metrics: dict[str, float] = {}
-        self._retained: RetainedForward | None = None  # the critic's pass over the batch, if a subclass retains it
+        self._retained: RetainedForward | None = None  # the critic's pass over the batch
         self._stepwise: Stepwise | None = None
         self._pause = Pause()
 
@@ -183,6 +189,13 @@ class ScorerSet:
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
             self._scores = self._scored(sequence_ids, on_host([self.sequences[i].values for i in sequence_ids]))
+
+    def forward_critic(self, sequence_ids: list[int]) -> None:
+        if self.trainer is None or self.trainer.ppo.optimizer_steps > 1 or self._retained is not None:
+            return
+        rows = [self.sequences[i] for i in sequence_ids]
+        with self.trace.span("critic", "update-critic", rows=len(rows)):
+            self._retained = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         assert self.trainer is not None, "there is no critic to train"
@@ -225,6 +238,7 @@ class ScorerSet:
         self._stepwise.discard()
 
     def release(self, sequence_ids: list[int]) -> None:
+        self._retained = None
         for sequence_id in sequence_ids:
             self._drop(sequence_id)
 

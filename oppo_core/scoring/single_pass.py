@@ -31,8 +31,3 @@ class SinglePassScorers(ScorerSet):
         with self.trace.span("critic", "critic-prefill", rows=len(rows)):
             self._retained = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
             return on_host([[row] for row in self._retained.first])
-
-    def release(self, sequence_ids: list[int]) -> None:
-        """Also drops the retained forward pass."""
-        self._retained = None
-        super().release(sequence_ids)

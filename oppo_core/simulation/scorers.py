@@ -77,6 +77,9 @@ class SimulatedScorers:
         self._machine.timeline.wait()
         return {i: self._scored(i) for i in self._requested}
 
+    def forward_critic(self, sequence_ids: list[int]) -> None:
+        """Counted with the update."""
+
     def start_critic_update(self, update: CriticUpdate) -> None:
         self._train_critic(update.sequence_ids, self._epochs, self._optimizer_steps)
         self._forget(update.sequence_ids)

@@ -78,13 +78,16 @@ class CriticFreeUpdate(PlainUpdate):
 def compute_experience(
     engine: Engine, trained: list[Sequence], version: int, early: Set[int] = frozenset()
 ) -> tuple[Experience, dict[str, float]]:
-    """Experience of the complete batch and metrics of the reward's parts. Proximal log-probs overlap with the last scores.
+    """Experience of the complete batch and metrics of the reward's parts.
+
+    Proximal log-probs overlap with the last scores and the critic's forward pass.
 
     `early`: sequence_ids whose proximal log-probs the scorers have computed.
     """
     scorers, trace = engine.scorers, engine.trace
     ids, late = [s.sequence_id for s in trained], [s for s in trained if s.sequence_id not in early]
     scorers.start_collect(ids)
+    scorers.forward_critic(ids)
     with trace.span("actor", "actor-forward", rows=len(late)):
         computed = iter(engine.actor.logprobs(*forward_inputs(late)))
     with trace.wait("score"):
