@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceCl
 from oppo_core.rules.sentiment import compound
 
 Say = Callable[[int, str], None]
+Labelled = tuple[Tensor, Tensor]
 SAMPLES, MAX_NEW_TOKENS, TEMPERATURE = 4, 64, 1.0  # responses per prompt, more varied than those of training
 ROWS = 50
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
@@ -46,7 +48,9 @@ def train(folder: Path, threads: int, say: Say, seed: int = 0) -> None:
 
 
 @torch.no_grad()
-def label(actor: AutoModelForCausalLM, tokenizer: AutoTokenizer, prompts: list, done: Callable[[float], None]) -> tuple[Tensor, Tensor]:
+def label(
+    actor: AutoModelForCausalLM, tokenizer: AutoTokenizer, prompts: list, done: Callable[[float], None]
+) -> tuple[Tensor, Tensor]:
     """Last hidden states [N, D] and sentiment labels [N] of sampled responses to chat prompts, `SAMPLES` for each."""
     texts = [tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in prompts] * SAMPLES
     states, labels = [], []
@@ -78,8 +82,8 @@ def fit(states_ND: Tensor, labels_N: Tensor, unseen_MD: Tensor, unseen_M: Tensor
         correlation = float(torch.corrcoef(torch.stack([scores_M, unseen_M.double()]))[0, 1])
         error = float((scores_M - unseen_M).square().mean().sqrt())
         report = (
-            f"{len(labels_N)} responses, on {len(unseen_M)} unseen ones correlation {correlation:.2f}, error {error:.2f} where the"
-            f" standard deviation is {float(unseen_M.std()):.2f} (penalty {penalty:g})"
+            f"{len(labels_N)} responses; on {len(unseen_M)} others: correlation {correlation:.2f}, error {error:.2f} of"
+            f" labels with a standard deviation of {float(unseen_M.std()):.2f} (penalty {penalty:g})"
         )
         if best is None or correlation > best[0]:
             best = correlation, weight_D.float(), report
@@ -87,7 +91,7 @@ def fit(states_ND: Tensor, labels_N: Tensor, unseen_MD: Tensor, unseen_M: Tensor
     return best[1], best[2]
 
 
-def write(reward: LlamaForSequenceClassification, tokenizer: AutoTokenizer, out: Path) -> list[Path]:
+def write(reward: LlamaForSequenceClassification, tokenizer: Any, out: Path) -> list[Path]:
     """Write the classifier and its tokenizer into the new folder `out`; returns its files."""
     draft = out.with_name(f".{out.name}.draft")
     reward.save_pretrained(draft)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -32,15 +32,20 @@ def convert_model(source: Path, out: Path, dtype: str = "float32") -> int:
     if out.exists():
         raise ModelFolderError(f"{out} exists already; name a folder that does not")
     folder, gguf = _find_weights(source)
-    given: dict[str, Any] = {"gguf_file": gguf.name} if gguf else {"use_safetensors": False, "trust_remote_code": False}
-    is_classifier = gguf is None and any("SequenceClassification" in name for name in read_config(folder).get("architectures", []))
-    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    from_gguf: dict[str, Any] = {"gguf_file": gguf.name} if gguf else {}
+    given: dict[str, Any] = from_gguf or {"use_safetensors": False, "trust_remote_code": False}
+    kind = AutoModelForSequenceClassification if gguf is None and _is_classifier(folder) else AutoModelForCausalLM
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf.name} if gguf else {}))
+        tokenizer = AutoTokenizer.from_pretrained(folder, **from_gguf)
         model = kind.from_pretrained(folder, dtype=DTYPES[dtype], **given)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         raise ModelFolderError(f"{gguf or folder} cannot be converted: {error}") from error
     return _write(_unquantized(model), tokenizer, out)
+
+
+def _is_classifier(folder: Path) -> bool:
+    architectures = cast(list[str], read_config(folder).get("architectures") or [])
+    return any("SequenceClassification" in name for name in architectures)
 
 
 def _find_weights(source: Path) -> tuple[Path, Path | None]:

@@ -1,4 +1,4 @@
-"""Sentiment of a response by VADER (Hutto and Gilbert, ICWSM 2014), a lexicon of English words: the reward of `examples/smollm2`."""
+"""Sentiment of a response by VADER, a lexicon of English words (Hutto and Gilbert, ICWSM 2014)."""
 
 from __future__ import annotations
 

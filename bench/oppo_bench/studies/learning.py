@@ -22,7 +22,8 @@ import torch
 
 from examples.letters.learning import Evaluation, evaluate, read_prompts
 from examples.letters.prepare import PercentLines, Settings, prepare
-from oppo_contract.events import StepEvent, parse_event
+from oppo_contract.events import Event, StepEvent, parse_event
+from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import load_yaml
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -56,16 +57,20 @@ class Outcome:
 
 
 def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -> list[StepEvent]:
-    """Run the engine on an example spec in another process; raises CalledProcessError when it fails."""
+    """Run the engine on an example spec; raises CalledProcessError when it fails."""
     spec = load_yaml((EXAMPLES / f"{variant}.yaml").read_text())
-    spec = spec.model_copy(update={"seed": seed, "steps": steps or spec.steps})
+    events = run_engine(spec.model_copy(update={"seed": seed, "steps": steps or spec.steps}), models, out)
+    return [event for event in events if isinstance(event, StepEvent)]
+
+
+def run_engine(spec: RunSpec, models: Path, out: Path) -> list[Event]:
+    """Run the engine in another process, in the new folder `out`; returns its events. Raises CalledProcessError when it fails."""
     out.mkdir(parents=True, exist_ok=False)
     (out / "spec.json").write_text(spec.model_dump_json())
     events = out / "events.jsonl"
     command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out)]
     subprocess.run([*command, "--events", str(events), "--root", str(models)], check=True)
-    parsed = (parse_event(line) for line in events.read_text().splitlines())
-    return [event for event in parsed if isinstance(event, StepEvent)]
+    return [parse_event(line) for line in events.read_text().splitlines()]
 
 
 def outcome(variant: str, seed: int, before: Evaluation, after: Evaluation, steps: Sequence[StepEvent]) -> Outcome:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.models import upcast
 from oppo_core.models.model_io import load_model
 from oppo_core.models.upcast import linear_in_float32
 from tests.engine.models.architectures import write_folders
@@ -50,3 +52,15 @@ def test_heads_of_bfloat16_models_return_float32(tmp_path: Path, name: str) -> N
             out = each.logits(hidden) if head == "lm" else each.scalar(hidden)
             assert out.dtype == torch.float32
             assert not torch.equal(out, out.bfloat16().float())
+
+
+def test_a_frozen_weight_is_converted_once_and_again_when_it_changes() -> None:
+    hidden, weight = torch.ones(1, 2).bfloat16(), torch.ones(3, 2).bfloat16()
+    with mock.patch.object(upcast.functional, "linear", side_effect=torch.nn.functional.linear) as linear:
+        before = [linear_in_float32(hidden, weight) for _ in range(2)]
+        weight.copy_(2 * weight)
+        assert torch.equal(linear_in_float32(hidden, weight), 2 * before[1])
+        linear_in_float32(hidden, weight.requires_grad_())
+    first, second, changed, trained = (call.args[1] for call in linear.call_args_list)
+    assert first is second
+    assert len({id(copied) for copied in (first, changed, trained)}) == 3

@@ -156,3 +156,22 @@ def test_a_thread_that_hangs_is_named() -> None:
             scorers.wait_collect()
         scorers.close()
     scripted.goes_on.set()
+
+
+def test_the_critics_forward_pass_needs_no_advantages_and_changes_no_bit(world: Any, tmp_path: Path) -> None:
+    """It is sent before the proximal log-probs are computed; without it the update computes the same itself."""
+    spec, order = world.spec({"steps": 2}), list[str]()
+    with mock.patch.object(ScorerSet, "forward_critic"):
+        late = world.run(spec, tmp_path / "late", inline=True)
+    engine = world.assemble(spec, tmp_path / "early")
+    engine.layout = world.inline_streaming()
+    forward, logprobs, update = engine.scorers.trainer.forward, engine.actor.logprobs, engine.scorers.start_critic_update
+    engine.scorers.trainer.forward = lambda *given: (order.append("critic forward"), forward(*given))[1]
+    engine.actor.logprobs = lambda *given: (order.append("actor forward"), logprobs(*given))[1]
+    engine.scorers.start_critic_update = lambda given: (order.append("critic update"), update(given))[1]
+    train(engine, lambda: False)
+    engine.scorers.close()
+    engine.journal.close()
+    assert order == ["critic forward", "actor forward", "critic update"] * 2
+    there = world.weights(tmp_path / "early", "critic")
+    assert all(torch.equal(weight, there[name]) for name, weight in late.weights("critic").items())
