@@ -13,10 +13,10 @@ PLACES = (
     "market", "hospital", "campsite", "bakery",
 )  # fmt: skip
 OPENINGS = (
-    "The food at the {} was", "The people at the {} were", "My first day at the {} was", "We waited at the {} and",
-    "In the evening we went to the {} and", "The woman at the {} told me that", "After an hour at the {} I felt",
-    "The weather near the {} was", "I will remember the {} because", "My brother says that the {} is",
-    "When I came back from the {},", "The queue at the {} was", "Last week the {} became", "The children at the {} were",
+    "The food at the {} was", "The people at the {} were", "My first day at the {} was", "Our evening at the {} was",
+    "The weather near the {} was", "The music at the {} was", "My visit to the {} was", "The woman at the {} looked",
+    "After an hour at the {} I felt", "The children at the {} were", "The view from the {} was", "I thought that the {} was",
+    "People say that the {} is", "In the evening we went to the {} and it was",
 )  # fmt: skip
 
 TOPICS = (

@@ -1,4 +1,4 @@
-"""`oppo demo`: start the platform, create the task's models, train sequential PPO and OPPO, compare them, keep serving."""
+"""`oppo demo`: start the platform, create or download the task's models, train sequential PPO and OPPO, compare them, keep serving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_cli.examples import DEMO, example_text, prepare_command
+from oppo_cli.examples import DEMO, EXAMPLES, example_text, prepare_command
 from oppo_cli.home import Failure, Home
 from oppo_cli.processes import last_lines, start_logged
 from oppo_cli.stack import SetupResult, Stack
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from oppo_client import Client, Run
 
-TASK = "letters"
 CATALOGUE_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 1.0
 INTERRUPTED = 130
@@ -33,11 +32,15 @@ class Interrupted(Exception):
 
 
 @click.command()
+@click.option(
+    "--model", type=click.Choice(list(DEMO)), default="letters", show_default=True,
+    help="letters: our own small model, 3 minutes; smollm2: a published language model, 93 MB of download, 10 minutes.",
+)  # fmt: skip
 @click.option("--exit", "leave", is_flag=True, help="Exit when both runs have ended: status 0 only if both succeeded.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures to this file.")
 @click.option("--fresh", is_flag=True, help="Train the two runs again even if a trained pair exists.")
 @click.option("--port", type=click.IntRange(1, 65535), help="HTTP port.")
-def demo(leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> None:
+def demo(model: str, leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> None:
     """Train two PPO-RLHF runs on this machine, sequential PPO and OPPO, and compare them.
 
     Starts the whole platform with a small learning task. Data stays in OPPO_HOME (default: .oppo); a second demo starts in
@@ -48,13 +51,13 @@ def demo(leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> 
     console = Console(highlight=False)
     home = Home.from_environment()
     with home.locked(), Stack(home, port=port) as stack:
-        preparation = _start_preparation(stack)
+        preparation = _start_preparation(stack, model)
         console.print("Starting database, broker, web, scheduler and worker…")
         setup = stack.start()
         stack.signals.catch_stop()
         print_welcome(setup, stack.base_url)
         try:
-            succeeded = _Demo(stack, setup, console).run(preparation, fresh=fresh, json_file=json_file)
+            succeeded = _Demo(stack, setup, console, model).run(preparation, fresh=fresh, json_file=json_file)
         except Interrupted:
             console.print("Stopping…")
             raise SystemExit(INTERRUPTED if leave else 0) from None
@@ -65,11 +68,11 @@ def demo(leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> 
         console.print("Stopping…")
 
 
-def _start_preparation(stack: Stack) -> subprocess.Popen[bytes]:
+def _start_preparation(stack: Stack, model: str) -> subprocess.Popen[bytes]:
     """Create the task's models while the servers start; existing models are reused."""
     log = stack.home.logs / "task.log"
     log.unlink(missing_ok=True)
-    command, folder = prepare_command(stack.home.models / TASK)
+    command, folder = prepare_command(model, stack.home.models)
     environ = dict(stack.environ)
     if folder is not None:
         environ["PYTHONPATH"] = str(folder)
@@ -77,13 +80,14 @@ def _start_preparation(stack: Stack) -> subprocess.Popen[bytes]:
 
 
 class _Demo:
-    def __init__(self, stack: Stack, setup: SetupResult, console: Console) -> None:
+    def __init__(self, stack: Stack, setup: SetupResult, console: Console, model: str) -> None:
         from oppo_client import Client, Retries
 
         self.stack, self.setup, self.console = stack, setup, console
         # Without retries: `_watch` must keep restarting processes while web is down.
         self.client: Client = Client(stack.local_url(), setup.api_token, retries=Retries(most=0))
-        self.saved_pair = stack.home.path / "demo.json"
+        self.model = model
+        self.saved_pair = stack.home.path / ("demo.json" if model == "letters" else f"demo-{model}.json")
 
     def run(self, preparation: subprocess.Popen[bytes], *, fresh: bool, json_file: Path | None) -> bool:
         """Run the demo; returns whether both runs succeeded. Raises Interrupted, Failure."""
@@ -109,7 +113,7 @@ class _Demo:
             newest = last_lines(log).splitlines()[-1:] or [""]
             if newest[0] != shown:
                 shown = newest[0]
-                self.console.print(f"Learning task: {shown}")
+                self.console.print(f"{EXAMPLES[self.model].folder}: {shown}")
             self._pause()
         if preparation.returncode != 0:
             raise Failure(f"The learning task could not be prepared.\n{last_lines(log)}")
@@ -127,18 +131,18 @@ class _Demo:
             return None
 
     def _submit_pair(self) -> list[int]:
-        pair = [self._submit(example_text(name)) for name in DEMO]
+        pair = [self._submit(example_text(name), changes) for name, changes in DEMO[self.model]]
         self.saved_pair.write_text(json.dumps({"runs": pair}))
         return pair
 
-    def _submit(self, yaml: str) -> int:
+    def _submit(self, yaml: str, changes: dict[str, str]) -> int:
         """Submit a run; retries until the worker has reported the new models."""
         from oppo_client import Refused
 
         deadline = time.monotonic() + CATALOGUE_TIMEOUT_S
         while True:
             try:
-                return self.client.submit(yaml=yaml, project=self.setup.project).id
+                return self.client.submit(yaml=yaml, project=self.setup.project, overrides=changes).id
             except Refused as error:
                 if time.monotonic() > deadline:
                     raise Failure(f"The platform rejected the demo's run: {error}") from error
@@ -166,8 +170,8 @@ class _Demo:
         from oppo_cli.demo_screen import print_table
         from oppo_contract.yaml_text import load_yaml
 
-        spec = load_yaml(example_text("oppo"))
-        warmup = spec.overlap.max_age + 1
+        spec = load_yaml(example_text(DEMO[self.model][1][0]))
+        warmup = spec.overlap.max_age + 1 if spec.overlap.inter_step == "defer" else 1
         comparison = self.client.compare(runs).data
         sequential, oppo = (run_figures(comparison, run.id, _axis(run, "wall"), _axis(run, "tokens"), warmup) for run in runs)
         print_table(self.console, table_rows(sequential, oppo), warmup)

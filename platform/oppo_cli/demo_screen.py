@@ -89,6 +89,6 @@ def print_table(console: Console, rows: list[Row], warmup: int) -> None:
     console.print(table)
     console.print(
         f"Ratio: sequential ÷ OPPO. Time per step and per token exclude the first {warmup} steps of both runs, "
-        "while OPPO's pool fills.",
+        + ("while OPPO's pool fills." if warmup > 1 else "which warms up."),
         style="dim",
     )

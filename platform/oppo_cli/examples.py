@@ -23,9 +23,15 @@ class Example:
     options: tuple[str, ...] = ()
 
 
-# The demo's two specs differ in `overlap` only.
 SPECS = ("sequential", "oppo", "rule", "grpo", "smollm2/sentiment", "smollm2/reward_model", "smollm2/arithmetic")
-DEMO = ("sequential", "oppo")
+# The two runs of `oppo demo --model …`, sequential PPO and OPPO: spec, and changes of it. They differ in `overlap` and name only.
+DEMO: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
+    "letters": (("sequential", {}), ("oppo", {})),
+    "smollm2": (
+        ("smollm2/sentiment", {"name": "smollm2 sentiment, sequential", "overlap.intra_step": "off"}),
+        ("smollm2/sentiment", {"name": "smollm2 sentiment, OPPO"}),
+    ),
+}
 EXAMPLES = {
     "letters": Example("letters.prepare", "letters", "the demo's language task; half a minute, nothing is downloaded"),
     "own": Example("own.make", "own", "a very small Llama with a reward model; half a minute, nothing is downloaded"),
