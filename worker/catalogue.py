@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import stat
 import threading
@@ -16,8 +15,8 @@ from typing import Any, Literal
 
 import structlog
 
-from oppo_contract.model_folder import TINY
-from oppo_contract.wire import MAX_ARCHITECTURE, MAX_TOKENS, CatalogueEntry
+from oppo_contract.model_folder import TINY, ModelFolderError, link_problem, read_config
+from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
@@ -26,6 +25,7 @@ SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
 SLOW_SCAN_S = 60.0  # logs a warning
 Task = Literal["causal_lm", "sequence_classification", ""]
+Kind = Literal["model", "prompts"]
 
 log = structlog.get_logger("worker.catalogue")
 
@@ -37,7 +37,7 @@ class Catalogue:
     roots: list[Path]
     entries: list[CatalogueEntry] = field(default_factory=list)
     _cache: dict[tuple[Callable[[Path], str | int], Path, int, int], str] = field(default_factory=dict)
-    _skipped: dict[Path, str] = field(default_factory=dict)
+    _skipped: set[Path] = field(default_factory=set)
     _next_scan: float = 0.0
 
     def due(self, now_s: float) -> bool:
@@ -62,7 +62,8 @@ class Catalogue:
     def _scan(self) -> list[CatalogueEntry]:
         entries: dict[str, CatalogueEntry] = {}
         for entry in itertools.chain.from_iterable(map(self._walk, self.roots)):
-            entries.setdefault(entry.id, entry)
+            if entry.id not in entries or entries[entry.id].problem:  # as `find`, which takes the first root where it is usable
+                entries[entry.id] = entry
             if len(entries) >= MAX_ENTRIES:
                 break
         return list(entries.values())
@@ -74,32 +75,34 @@ class Catalogue:
             subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < MAX_DEPTH else []
             if "config.json" in files and here != root:
                 subfolders[:] = []  # files below a model folder belong to the model
-                yield from self._describe(self._model, here, root)
+                yield from self._describe("model", here, root)
                 continue
-            for name in sorted(name for name in files if name.endswith(".jsonl")):
-                yield from self._describe(self._prompts, here / name, root)
+            for name in sorted(files):
+                if name.endswith(".jsonl"):
+                    yield from self._describe("prompts", here / name, root)
+                elif not (here / name).exists():  # a link to nothing, most likely to a model folder
+                    yield from self._describe("model", here / name, root)
 
-    def _describe(self, describe: Callable[[Path, str], CatalogueEntry | None], path: Path, root: Path) -> list[CatalogueEntry]:
-        """The entry of a path; empty if it cannot be read or described, which is logged once."""
+    def _describe(self, kind: Kind, path: Path, root: Path) -> list[CatalogueEntry]:
+        """The entry of a path, with its problem if it cannot be used; empty if its name cannot be sent, which is logged once."""
+        name, problem = path.relative_to(root).as_posix(), link_problem(path, self.roots)
         try:
-            entry = describe(path, path.relative_to(root).as_posix())
+            if not problem:
+                return [self._model(path, name) if kind == "model" else self._prompts(path, name)]
+        except ModelFolderError as error:
+            problem = str(error)
         except (OSError, ValueError, RecursionError) as error:
-            detail = _to_utf8(f"{type(error).__name__}: {error}")[:500]
-            if self._skipped.get(path) != detail:
-                log.warning("left_out_of_catalogue", path=_to_utf8(str(path)), detail=detail)
-            self._skipped[path] = detail
-            return []
-        self._skipped.pop(path, None)
-        return [] if entry is None else [entry]
+            problem = f"{path} cannot be read: {error}"
+        if _to_utf8(name) == name and len(name) <= MAX_ID:
+            return [CatalogueEntry(id=name, kind=kind, bytes=0, problem=_to_utf8(problem)[:MAX_PROBLEM])]
+        if path not in self._skipped:
+            log.warning("left_out_of_catalogue", path=_to_utf8(str(path)), detail="its name is not UTF-8, or too long")
+        self._skipped.add(path)
+        return []
 
-    def _model(self, folder: Path, name: str) -> CatalogueEntry | None:
+    def _model(self, folder: Path, name: str) -> CatalogueEntry:
         _stat_regular(folder / "config.json")
-        try:
-            config = json.loads((folder / "config.json").read_bytes())
-        except ValueError:  # incomplete, or not a model's config.json
-            return None
-        if not isinstance(config, dict):
-            return None
+        config = read_config(folder)
         sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors"]
         tokenizer = folder / "tokenizer.json"
         digest = self._cached(tokenizer, _sha256) if tokenizer.is_file() else ""

@@ -35,6 +35,7 @@ ADDED_IN_VERSION: dict[tuple[str, str], int] = {
     ("DeviceReport", "health"): 2,
     ("Claim", "address"): 3,
     ("Claimed", "rendezvous"): 3,
+    ("CatalogueEntry", "problem"): 4,
     ("NodeHeartbeat", "deleted"): 4,
     ("NodeHeartbeat", "disks"): 4,
     ("NodeOrders", "delete"): 4,
@@ -44,6 +45,8 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 HEARTBEAT_S = 2.0
 MAX_ARCHITECTURE = 200  # characters
+MAX_ID = 1024  # characters, as MAX_PROBLEM
+MAX_PROBLEM = 2000
 MAX_TOKENS = 2**31 - 1  # context or vocabulary of a model; the range of the database columns
 
 
@@ -59,9 +62,12 @@ class DeviceReport(WireModel):
 
 
 class CatalogueEntry(WireModel):
-    """A model or a prompt file below a worker's roots; `id` is its path below the root, with forward slashes."""
+    """A model or a prompt file below a worker's roots; `id` is its path below the root, with forward slashes.
 
-    id: str = Field(min_length=1, max_length=1024)
+    One with a `problem` is listed and refused at submit.
+    """
+
+    id: str = Field(min_length=1, max_length=MAX_ID)
     kind: Literal["model", "prompts"]
     bytes: int = Field(ge=0)
     architecture: str = Field("", max_length=MAX_ARCHITECTURE)
@@ -70,6 +76,7 @@ class CatalogueEntry(WireModel):
     context: int = Field(0, ge=0, le=MAX_TOKENS, description="Tokens; 0: unknown, here and below.")
     vocab: int = Field(0, ge=0, le=MAX_TOKENS)
     rows: int = Field(0, ge=0)
+    problem: str = Field("", max_length=MAX_PROBLEM, description="Why no run can use it, as text; empty: no known problem.")
 
 
 class Join(WireModel):

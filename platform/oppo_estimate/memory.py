@@ -230,7 +230,8 @@ def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Ite
 
 def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     """Activations of the retained passes, with the logits or one recomputed block: the two do not exist at the same time."""
-    shape, tokens, recompute = role.shape, spec.ppo.micro_batch_tokens, spec.training.recompute
+    shape, recompute = role.shape, spec.training.recompute
+    tokens, bound = pass_tokens(spec)
     unit, passes = ACTIVATIONS_PER_UNIT[recompute], _retained_passes(spec)
     saved = passes * tokens * shape.layers * shape.width * unit * dtype_bytes
     arithmetic = f"{passes * tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
@@ -242,13 +243,32 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
         arithmetic += f" + {with_logits:,} × {shape.vocab:,} × {per_entry} B"
     elif block:
         arithmetic += f" + {tokens:,} × {shape.width:,} × {RECOMPUTED_PER_UNIT[recompute]} × {dtype_bytes} B"
-    return Item(f"{role.name}: activations", saved + max(logits, block), arithmetic)
+    passed = f"{tokens:,} tokens a pass: {bound}"
+    if passes > 1:
+        passed = f"{passes} passes of {passed}"
+    return Item(f"{role.name}: activations", saved + max(logits, block), f"{arithmetic} ({passed})")
+
+
+def pass_tokens(spec: RunSpec) -> tuple[int, str]:
+    """Most padded tokens of one pass of the update, and the bound that applies.
+
+    A pass takes rows of one mini-batch of a rank up to `ppo.micro_batch_tokens`, and at least one row.
+    """
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    rows = spec.ppo.rows // spec.ppo.mini_batches // spec.resources.ranks
+    limits = [(rows * columns, f"{rows} rows of a mini-batch × {columns} tokens of prompt and response")]
+    if (texts := spec.ppo.pretraining) is not None:
+        rows = math.ceil(texts.sequences / spec.ppo.mini_batches / spec.resources.ranks)
+        limits.append((rows * texts.max_tokens, f"{rows} texts × {texts.max_tokens} tokens (ppo.pretraining)"))
+        columns = max(columns, texts.max_tokens)
+    one_row = (columns, f"one row of {columns} tokens, above ppo.micro_batch_tokens")
+    return min(max(limits), max((spec.ppo.micro_batch_tokens, "ppo.micro_batch_tokens"), one_row))
 
 
 def _retained_passes(spec: RunSpec) -> int:
-    """Passes of `ppo.micro_batch_tokens` whose activations exist at one time; at most all of a batch of longest responses."""
+    """Passes whose activations exist at one time; at most all of a batch of longest responses."""
     if spec.ppo.optimizer_steps > 1:
         return 1
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    whole = math.ceil(spec.ppo.rows * columns / spec.resources.ranks / spec.ppo.micro_batch_tokens)
+    whole = math.ceil(spec.ppo.rows * columns / spec.resources.ranks / pass_tokens(spec)[0])
     return max(1, min(spec.training.retained_passes, whole))

@@ -23,11 +23,12 @@
       const known = entries.some(([value]) => value === current);
       const all = known || !current ? entries : [...entries, [current, `${current} (not in the catalogue)`]];
       if (!all.length) all.push(["", "none available"]);
-      select.replaceChildren(...all.map(([value, words]) => el("option", { value }, words)));
+      select.replaceChildren(...all.map(([value, words, problem]) => el("option", { value, disabled: Boolean(problem) && value !== current, title: problem || null }, words)));
       select.value = current ?? "";
       if (select.selectedIndex < 0) { select.prepend(el("option", { value: "" }, "choose …")); select.value = ""; }
     }
-    const named = (list) => list.map((c) => [c.id, c.id]);
+    /* Entries that no run can use come last and cannot be chosen; a spec that names one is refused with the reason. */
+    const named = (list, prefix = "") => [...list].sort((a, b) => Boolean(a.problem) - Boolean(b.problem)).map((c) => [prefix + c.id, c.problem ? `${c.id} (unusable: ${c.problem})` : c.id, c.problem]);
     const pathOrTiny = (value) => (value && value.tiny ? "tiny:" : (value && value.path) || "");
     const SHOW = {
       actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },
@@ -42,7 +43,7 @@
       },
       critic(input, value) {
         const current = typeof value === "string" ? value : pathOrTiny(value) && (value.tiny ? "tiny:" : `path:${value.path}`);
-        options(input, [["actor", "copy of the actor"], ["reward", "copy of the reward model"], ...models("").map((c) => [`path:${c.id}`, c.id]), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
+        options(input, [["actor", "copy of the actor"], ["reward", "copy of the reward model"], ...named(models(""), "path:"), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
       },
       prompts(input, value) { options(input, named(catalogue.filter((c) => c.kind === "prompts")), value || ""); },
     };

@@ -12,6 +12,9 @@ from oppo_contract.events import Event
 
 CATALOGUE = [
     wire.CatalogueEntry(
+        id="letters/linked", kind="model", bytes=0, problem="it is a link to /data/linked, outside the models root /models"
+    ),
+    wire.CatalogueEntry(
         id="letters/actor",
         kind="model",
         bytes=2_400_000,

@@ -187,3 +187,11 @@ def test_form_keeps_its_input_when_the_session_ends(visit, platform):
     page.click(READY)
     page.wait_for_url(re.compile(r"/runs/\d+$"))
     assert Run.objects.filter(name="typed before").count() == 1
+
+
+def test_a_model_that_no_run_can_use_is_listed_with_the_reason_and_cannot_be_chosen(visit, platform):
+    page = open_form(visit)
+    option = page.locator("[data-path='models.actor'] option", has_text="letters/linked")
+    expect(option).to_have_text("letters/linked (unusable: it is a link to /data/linked, outside the models root /models)")
+    expect(option).to_be_disabled()
+    expect(page.locator("[data-path='models.actor'] option").last).to_have_text(re.compile("linked"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
+from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
@@ -45,7 +48,8 @@ def test_models_and_prompts_are_found_and_described(root: Path) -> None:
     catalogue = Catalogue([root])
     assert catalogue.refresh()
     entries = {entry.id: entry for entry in catalogue.entries}
-    assert set(entries) == {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm"}
+    assert set(entries) == {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm", "broken"}
+    assert {id for id, entry in entries.items() if entry.problem} == {"broken"}
     assert entries["letters/actor"].task == "causal_lm"
     assert entries["letters/reward"].task == "sequence_classification"
     assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, 5)
@@ -65,9 +69,9 @@ def test_refresh_reports_changes_only(root: Path) -> None:
     assert not catalogue.refresh(2e6 + 1)  # not due
 
 
-def test_unreadable_entry_is_skipped_and_logged_once(root: Path) -> None:
-    whole = {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm"}
+def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> None:
     (root / "pruned.jsonl").symlink_to(root / "gone")
+    (root / "lost-7B").symlink_to(root / "nowhere")
     (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone")
     os.mkfifo(root / "pipe.jsonl")
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jsonl")).write_text("{}")
@@ -76,12 +80,41 @@ def test_unreadable_entry_is_skipped_and_logged_once(root: Path) -> None:
     with structlog.testing.capture_logs() as said:
         assert catalogue.refresh(0.0)
         assert not catalogue.refresh(1e6)
-    assert {entry.id for entry in catalogue.entries} == whole - {"llama-rm", "qwen"}
-    left_out = [Path(entry["path"]).name for entry in said]
-    assert sorted(left_out) == ["caf\\udce9.jsonl", "llama-rm", "pipe.jsonl", "pruned.jsonl", "qwen"]
+    problems = {entry.id: entry.problem for entry in catalogue.entries if entry.problem}
+    assert problems.keys() == {"pruned.jsonl", "lost-7B", "llama-rm", "pipe.jsonl", "qwen", "broken"}
+    assert problems["pruned.jsonl"] == f"{root}/pruned.jsonl is a link to {root}/gone, which does not exist"
+    assert problems["lost-7B"] == f"{root}/lost-7B is a link to {root}/nowhere, which does not exist"
+    assert problems["pipe.jsonl"] == f"{root}/pipe.jsonl cannot be read: not a regular file"
+    assert problems["broken"].startswith(f"{root}/broken/config.json is not JSON")
+    assert [Path(entry["path"]).name for entry in said] == ["caf\\udce9.jsonl"], "its name cannot be sent; said once"
     (root / "gone").write_text("{}\n")
     assert catalogue.refresh(2e6)
-    assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries}
+    assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries if not entry.problem}
+
+
+def test_links_are_followed_inside_the_roots_and_named_outside_as_the_engine_does(root: Path, tmp_path_factory: Any) -> None:
+    other, outside = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("outside")
+    for folder in (other, outside):
+        shutil.copytree(root / "qwen", folder / "model")
+        shutil.copy(root / "letters" / "prompts.jsonl", folder)
+    for name, target in {"in": other / "model", "out": outside / "model", "in.jsonl": other / "prompts.jsonl"}.items():
+        (root / name).symlink_to(target)
+    (root / "out.jsonl").symlink_to(outside / "prompts.jsonl")
+    roots = [root, other]
+    catalogue = Catalogue(roots)
+    catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries if "." not in entry.id or entry.id.endswith("jsonl")}
+    assert (problems["in"], problems["in.jsonl"]) == ("", "")
+    assert find("in", roots) == (other / "model").resolve()
+    for name, target in {"out": outside / "model", "out.jsonl": outside / "prompts.jsonl"}.items():
+        said = f"{root}/{name} is a link to {target}, outside the models roots {root}, {other}; copy it or move it there"
+        assert problems[name].startswith(said)
+        with pytest.raises(ModelFolderError, match=re.escape(said)):
+            find(name, roots)
+    shutil.copytree(root / "qwen", other / "out")
+    catalogue.refresh(1e9)
+    assert [entry.problem for entry in catalogue.entries if entry.id == "out"] == [""], "another root has it"
+    assert find("out", roots) == other / "out"
 
 
 @pytest.mark.parametrize("odd", [-1, 1e400, 2**31, "many", [4096], {"text": 1}, None])

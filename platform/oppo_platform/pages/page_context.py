@@ -27,8 +27,8 @@ _curves: dict[_Key, tuple[float | None, ...]] = {}
 
 
 def live_catalogue() -> list[CatalogueEntry]:
-    """Models and prompts that a connected worker can read, by id, each once."""
-    items = CatalogueItem.objects.filter(node__in=live_nodes()).order_by("kind", "entry_id")
+    """Models and prompts of the connected workers, by id, each once; with a `problem` if no worker can use it."""
+    items = CatalogueItem.objects.filter(node__in=live_nodes()).order_by("kind", "entry_id", "-problem")
     entries = {
         (i.kind, i.entry_id): CatalogueEntry(
             id=i.entry_id,
@@ -40,6 +40,7 @@ def live_catalogue() -> list[CatalogueEntry]:
             context=i.context,
             vocab=i.vocab,
             rows=i.rows,
+            problem=i.problem,
         )
         for i in items
     }

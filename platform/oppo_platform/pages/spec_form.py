@@ -113,6 +113,7 @@ def description(path: str) -> str:
 
 def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
     """A first spec as plain data: defaults, and matching models and prompts of the catalogue; empty ids if there are none."""
+    catalogue = [c for c in catalogue if not c.problem]
     actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
     reward = _reward_for(actor, catalogue)
     prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)

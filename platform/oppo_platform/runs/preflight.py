@@ -6,7 +6,7 @@ The platform cannot read workers' disks: it uses their catalogues.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from oppo_contract.sections.models import hub_advice
@@ -27,12 +27,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """Resources of a connected node: devices by kind, models and prompts by id."""
+    """Resources of a connected node: devices by kind, usable models and prompts by id, and problems of the others by id."""
 
     name: str
     devices: Mapping[str, int]
     models: Mapping[str, ModelFacts]
     prompts: frozenset[str]
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,20 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
     models = sorted({name for offer in offers for name in offer.models})
     prompts = sorted({name for offer in offers for name in offer.prompts})
+    problems = {name: problem for offer in offers for name, problem in offer.problems.items()}
     for required in required_models(spec):
         if required.id not in models:
-            yield _unknown(required.path, required.id, models, "model")
+            yield _unknown(required.path, required.id, models, "model", problems)
     for path, file in required_files(spec):
         if file not in prompts:
-            yield _unknown(path, file, prompts, "prompts file")
+            yield _unknown(path, file, prompts, "prompts file", problems)
 
 
-def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
+def _unknown(path: str, given: str, known: list[str], noun: str, problems: Mapping[str, str]) -> SpecProblem:
+    """Nothing usable has this id: not in any catalogue, or there with a problem."""
     allowed = ("one of " + ", ".join(known[:20])) if known else f"no connected worker has a {noun}"
+    if given in problems:
+        return SpecProblem(path, f"cannot be used: {problems[given]}", given, allowed)
     near = nearest_match(given, known)
     advice = hub_advice(given) if noun == "model" and near is None else ""
     return SpecProblem(path, f"is not in any connected worker's catalogue of {noun}s{advice}", given, allowed, near)

@@ -32,9 +32,10 @@ def node_offers() -> list[NodeOffer]:
             models={
                 c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab)
                 for c in node.catalogue.all()
-                if c.kind == "model"
+                if c.kind == "model" and not c.problem
             },
-            prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts"),
+            prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
+            problems={c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
         )
         for node in nodes
     ]

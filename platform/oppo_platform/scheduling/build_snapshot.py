@@ -135,7 +135,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
     for pk, node_id, kind, model, state in there.values_list("pk", "node_id", "kind", "model", "state"):
         devices[node_id].append(policy.Device(pk, kind, model, state, holders.get(pk)))
     offers: dict[int, set[policy.Need]] = defaultdict(set)
-    for node_id, kind, entry_id in CatalogueItem.objects.values_list("node_id", "kind", "entry_id"):
+    for node_id, kind, entry_id in CatalogueItem.objects.filter(problem="").values_list("node_id", "kind", "entry_id"):
         offers[node_id].add((kind, entry_id))
     fresh = set(live_nodes().values_list("pk", flat=True))
     full = set(low_disks().values_list("node_id", flat=True))

@@ -215,9 +215,39 @@ def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> 
     assert not {"reward 1: weights", "reward 1: keys and values"} & read.keys()
     changed["resources"] |= {"devices": 3, "decoding_devices": 2}
     assert "vLLM" not in {item.name for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
-    larger = {item.name for item in memory_items(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
+    larger = {
+        item.name for item in memory_items(world.spec({"ppo": {"batch_size": 1200, "micro_batch_tokens": 10**5}}), roles, 9)
+    }
     assert "actor: activations" in larger
     assert "actor: the optimizer's step" not in larger
+
+
+def test_a_pass_holds_no_more_than_the_rows_of_a_mini_batch(world: Any) -> None:
+    """SmolLM2-135M, both models trained in float32 with default settings of the PPO step, fits into 24 GB."""
+    shape = Shape(134_515_008, 30, 576, 49_152, 8192, 2 * 30 * 3 * 64)
+    small = {"rollout": {"max_prompt_tokens": 32, "max_new_tokens": 24}, "resources": {"dtype": "float32"}}
+    ppo = {"batch_size": 16, "micro_batch_tokens": 8192}
+    roles = [
+        Role("actor", shape, shape.weights),
+        Role("reference", shape),
+        Role("critic", shape, shape.weights),
+        Role("reward 1", shape),
+    ]
+
+    def activations(*changes: Any) -> str:
+        items = {item.name: item for item in memory_items(world.spec(small, {"ppo": ppo}, *changes), roles, 24)}
+        return str(items["actor: activations"].arithmetic)
+
+    assert sum(item.size for item in memory_items(world.spec(small, {"ppo": ppo}), roles, 24)) < 15 * 10**9
+    assert activations().startswith("896 tokens ×")
+    assert activations().endswith("(896 tokens a pass: 16 rows of a mini-batch × 56 tokens of prompt and response)")
+    assert "(448 tokens a pass: 8 rows" in activations({"ppo": {"mini_batches": 2}})
+    assert "(224 tokens a pass: 4 rows" in activations({"ppo": {"mini_batches": 2}, "resources": {"kind": "cpu", "processes": 2}})
+    assert activations({"ppo": {"micro_batch_tokens": 500}}).endswith("(500 tokens a pass: ppo.micro_batch_tokens)")
+    texts = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 8, "max_tokens": 256}}}
+    assert activations(texts).endswith("(2,048 tokens a pass: 8 texts × 256 tokens (ppo.pretraining))")
+    two = {"ppo": {"micro_batch_tokens": 500}, "training": {"retained_passes": 4}}
+    assert activations(two).endswith("(2 passes of 500 tokens a pass: ppo.micro_batch_tokens)")
 
 
 def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:

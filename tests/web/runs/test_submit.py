@@ -220,3 +220,15 @@ def test_a_list_costs_the_same_number_of_queries_however_long(world, browser, dj
         world.submit()
     with django_assert_max_num_queries(4):
         assert len(browser.get("/api/v1/runs").json()["items"]) == 30
+
+
+def test_an_entry_that_cannot_be_used_is_refused_with_its_problem(world, browser, make_spec, base_catalogue, make_entry):
+    problem = "/models/linked is a link to /data/linked, outside the models root /models; copy it or move it there"
+    unusable = make_entry("linked", problem=problem)
+    world.worker(catalogue=[*base_catalogue, unusable])
+    told = complaint(browser, spec=make_spec(models=models(actor="linked")))
+    assert (told["path"], told["message"]) == ("models.actor.path", f"cannot be used: {problem}")
+    page = browser.get("/runs/new").content.decode()
+    assert problem in page, "the form lists it"
+    world.worker("node2", catalogue=[*base_catalogue, make_entry("linked", task="causal_lm")])
+    assert send(browser, spec=make_spec(models=models(actor="linked"))).status_code == 201, "another worker can use it"

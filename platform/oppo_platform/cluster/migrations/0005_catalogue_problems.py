@@ -1,0 +1,16 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    dependencies = [
+        ('cluster', '0004_disks'),
+    ]
+
+    operations = [
+        migrations.AddField(
+            model_name='catalogueitem',
+            name='problem',
+            field=models.CharField(blank=True, default='', max_length=2000),
+        ),
+    ]
