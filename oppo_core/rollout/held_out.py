@@ -6,7 +6,6 @@ weights only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import TextCodec
+from oppo_estimate.memory import evaluation_rows
 
 # Added to the ids of held-out responses in the scorers, so that they differ from those of training responses.
 HELD_OUT_OFFSET = 1 << 48
@@ -108,7 +108,7 @@ def build_evaluator(
         return None
     path, limit = find(requested.prompts, roots), spec.rollout.max_prompt_tokens
     prompts = read_prompts(path, requested.prompt_field, codec, limit, "evaluation.prompt_field")[: requested.count]
-    rows = min(math.ceil(len(prompts) / ranks.world), spec.ppo.rows // ranks.world)
+    rows = evaluation_rows(spec, len(prompts))
     settings = replace(decode_settings(spec, codec), use=Use.EVALUATION, scores_stale_tokens=False, keeps_cache=False)
     if requested.greedy:
         settings = replace(settings, filters=Filters(top_k=1, top_p=None, min_p=None))

@@ -1,4 +1,4 @@
-"""`oppo demo`: start the platform, create or download the task's models, train sequential PPO and OPPO, compare them, keep serving."""
+"""`oppo demo`: start the platform, make the models of a task, train sequential PPO and OPPO, compare them, keep serving."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ RECOMPUTED_PER_UNIT = {"selective": 30, "full": 44}
 LOGITS_PER_ENTRY = 3
 # A sampling round per row and vocabulary entry: tempered logits, log-probs and probabilities, and their float64 cumulative sum.
 SAMPLED_PER_ENTRY = 3
+# Held-out prompts decoded together even if a step has fewer rows: a decode step of 64 rows takes little longer than one of 16.
+EVALUATION_ROWS = 64
 # Kernels that libraries load on first use, their workspaces, and fragmentation: assumed, not measured.
 GPU_RESERVE = 1 << 30
 
@@ -112,9 +114,14 @@ def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) 
         size = sums * actor.trained * dtype_bytes
         yield Item("actor: early gradients", size, f"{sums} × {actor.trained:,} × {dtype_bytes} B (update overlap)")
     if spec.evaluation is not None:
-        ranks = spec.resources.ranks
-        rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)
+        rows = evaluation_rows(spec, spec.evaluation.count)
         yield _kv_cache("evaluation: keys and values", actor.shape, rows, columns, dtype_bytes)
+
+
+def evaluation_rows(spec: RunSpec, prompts: int) -> int:
+    """Held-out prompts that a rank decodes together: those of a step, or more if a step has few."""
+    ranks = spec.resources.ranks
+    return min(math.ceil(prompts / ranks), max(spec.ppo.rows // ranks, EVALUATION_ROWS))
 
 
 def _kv_cache(name: str, shape: Shape, rows: int, columns: int, dtype_bytes: int) -> Item:
