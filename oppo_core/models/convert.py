@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from pickle import UnpicklingError  # what `torch.load` raises for anything but weights
 from typing import Any, cast
 
 import torch
@@ -38,7 +39,7 @@ def convert_model(source: Path, out: Path, dtype: str = "float32") -> int:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **from_gguf)
         model = kind.from_pretrained(folder, dtype=DTYPES[dtype], **given)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, UnpicklingError) as error:
         raise ModelFolderError(f"{gguf or folder} cannot be converted: {error}") from error
     return _write(_unquantized(model), tokenizer, out)
 

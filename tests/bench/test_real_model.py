@@ -1,0 +1,84 @@
+"""examples/smollm2 and its bench, as far as they need no download: prompts, the reward model's fit, paired differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from examples.smollm2.reward_model import fit
+from examples.smollm2.tasks import HELD_OUT, TASKS, TRAINED, split
+from oppo_bench.studies.learning import EXAMPLES
+from oppo_bench.studies.real_model import GOALS, Goal, outcome, results, sequential
+from oppo_contract.events import Sample, SamplesEvent, StepEvent
+from oppo_contract.yaml_text import load_yaml
+from oppo_core.rules.math import verify
+
+ENVELOPE: dict[str, Any] = {"producer": "engine", "seq": 1, "time": 0.0}
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_prompts_are_the_same_every_time_and_held_out_ones_are_apart(task: str) -> None:
+    trained, held_out = split(TASKS[task](), seed=0)
+    assert (trained, held_out) == split(TASKS[task](), seed=0)
+    assert len(held_out) == HELD_OUT
+    assert 100 <= len(trained) <= TRAINED
+    assert not [record for record in held_out if record in trained]
+
+
+def test_every_answer_of_the_arithmetic_task_is_right() -> None:
+    for record in TASKS["arithmetic"]():
+        question = record["prompt"][0]["content"].removeprefix("What is ").removesuffix("?")
+        assert verify("", str(eval(question)), line=record) == 1.0
+
+
+@pytest.mark.parametrize("task", list(GOALS))
+def test_the_specs_evaluate_every_held_out_prompt_before_and_after(task: str) -> None:
+    spec = load_yaml((EXAMPLES / f"smollm2/{task}.yaml").read_text())
+    assert spec.evaluation is not None
+    assert spec.evaluation.count == spec.logging.samples_per_step == HELD_OUT
+    assert spec.steps % spec.evaluation.every_steps == 0
+    plain = sequential(spec)
+    assert (plain.overlap.intra_step, plain.overlap.inter_step) == ("off", "off")
+    assert plain.model_copy(update={"overlap": spec.overlap}) == spec
+
+
+def test_the_fit_finds_a_linear_label() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, weight = torch.randn(300, 8, generator=generator), torch.randn(8, generator=generator)
+    found, report = fit(states[:200], states[:200] @ weight, states[200:], states[200:] @ weight)
+    torch.testing.assert_close(found, weight, rtol=0.02, atol=0.02)
+    assert "correlation 1.00" in report
+
+
+def sample(prompt: int, score: float, *, held_out: bool = True) -> Sample:
+    return Sample(
+        sequence_id=prompt, prompt="p", response="r", stale_response="", score=score, kl=0.0, length=1, age=0, versions=(0, 0),
+        held_out=held_out,
+    )  # fmt: skip
+
+
+def test_scores_are_compared_prompt_by_prompt() -> None:
+    """A rise of 1 ± 0.5 at every prompt is clear although the scores of the prompts differ by much more."""
+    before = [10.0 * n for n in range(16)]
+    after = [score + (0.5 if n % 2 else 1.5) for n, score in enumerate(before)]
+    steps = [
+        StepEvent(
+            **ENVELOPE, step=n, elapsed_s=n, generated_tokens=1, device_seconds=1,
+            metrics={"objective/kl": float(n), "timing_s/step": 2.0},
+        )
+        for n in range(1, 21)
+    ]  # fmt: skip
+    first = SamplesEvent(**ENVELOPE, step=0, samples=[sample(n, score) for n, score in enumerate(before)])
+    trained = SamplesEvent(**ENVELOPE, step=3, samples=[sample(0, -99.0, held_out=False)])
+    last = SamplesEvent(**ENVELOPE, step=20, samples=[sample(n, score) for n, score in reversed(list(enumerate(after)))])
+    run = outcome(0, [first, *steps, trained, last], 120.0)
+    assert (run.before, run.after, run.minutes, run.kl, run.step_s) == (75.0, 76.0, 2.0, 19.5, 2.0)
+    assert run.rise_se == pytest.approx(1 / (0.5 * (16 / 15) ** 0.5 / 4))
+    assert run.good(Goal(2, 3), 20)
+    assert not run.good(Goal(1, 3), 20)
+    assert not run.good(Goal(2, 3), 19)
+    assert {row.name for row in results("sentiment", [run], [run])} >= {
+        "sentiment/seed0/rise_se", "sentiment/seed0/minutes", "sentiment/seed0/kl", "sentiment/sequential_over_oppo",
+    }  # fmt: skip
