@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TINY = "oppo_tiny"  # `model_type` of our own architecture
+PICKLED = "pytorch_model*.bin"
 CLASSIFIER = "ForSequenceClassification"
 
 
@@ -48,6 +49,29 @@ def link_problem(path: Path, roots: list[Path]) -> str:
     noun, listed = "root" if len(roots) == 1 else "roots", ", ".join(str(root) for root in roots)
     remedy = "copy it or move it there, or make its folder a root too"
     return f"{path} is a link to {target}, outside the models {noun} {listed}; {remedy}"
+
+
+def find_model(path: str, roots: list[Path]) -> Path:
+    """`find` for a model. Raises ModelFolderError for a file, or a folder that has only weights of other formats, too."""
+    folder = find(path, roots)
+    check_weight_format(folder)
+    return folder
+
+
+def check_weight_format(folder: Path) -> None:
+    """Raises ModelFolderError, with the command that converts it, for a model whose only weights are GGUF or pickles."""
+    if folder.is_file():
+        found, others = f"{folder} is a file", [folder]
+    elif any(folder.glob("*.safetensors")):
+        return
+    else:
+        others = sorted([*folder.glob("*.gguf"), *folder.glob(PICKLED)])
+        found = f"{folder} has its weights in {others[0].name} only" if others else ""
+    if not others:
+        return
+    needs = "a model is a folder with config.json and safetensors"
+    converts = others[0].suffix == ".gguf" or others[0].match(PICKLED)
+    raise ModelFolderError(f"{found}; {needs}" + (f"; convert it: oppo convert {folder} FOLDER" if converts else ""))
 
 
 def may_be_hub_id(path: str) -> bool:

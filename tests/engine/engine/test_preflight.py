@@ -125,6 +125,25 @@ def test_what_loading_would_refuse_is_read_from_the_folder(world: Any, tmp_path:
     assert "its weights are quantised" in told
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "pickle"])
+def test_weights_of_another_format_are_refused_with_the_command_that_converts_them(world: Any, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "odd"
+    place.mkdir()
+    (place / "config.json").write_bytes((world.folder / "actor" / "config.json").read_bytes())
+    name = "pytorch_model.bin" if kind == "pickle" else "m.gguf"
+    (place / name).write_bytes(b"GGUF")
+    given = place / name if kind == "file" else place
+    found = f"{given} is a file" if kind == "file" else f"{given} has its weights in {name} only"
+    tree = world.tree({"models": {"actor": {"path": str(given)}}, "overlap": {"intra_step": "off"}})
+    said = f"{found}; a model is a folder with config.json and safetensors; convert it: oppo convert {given} FOLDER"
+    assert said in "\n".join(complaints(world, tree))
+    (tmp_path / "spec.yaml").write_text(json.dumps(tree))
+    told = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "spec.yaml")
+    assert (told.returncode, said in told.stderr, "Traceback" in told.stderr) == (2, True, False)
+    status, events = world.main(tree, tmp_path / "run")
+    assert (status, said in events[-1].reason) == (1, True)
+
+
 def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text('{"question": [3, 4]}\n' + json.dumps({"question": [5] * 13}) + "\n")
     (tmp_path / "short.jsonl").write_text('{"text": [3]}\n')
