@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
 
-from oppo_contract.model_folder import TINY, ModelFolderError, link_problem, read_config
+from oppo_contract.model_folder import PICKLED, TINY, ModelFolderError, check_weight_format, link_problem, read_config
 from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
@@ -73,14 +74,15 @@ class Catalogue:
             here = Path(folder)
             depth = len(here.relative_to(root).parts)
             subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < MAX_DEPTH else []
-            if "config.json" in files and here != root:
+            pickled = any(fnmatch(name, PICKLED) for name in files)
+            if ("config.json" in files or pickled) and here != root:
                 subfolders[:] = []  # files below a model folder belong to the model
                 yield from self._describe("model", here, root)
                 continue
             for name in sorted(files):
                 if name.endswith(".jsonl"):
                     yield from self._describe("prompts", here / name, root)
-                elif not (here / name).exists():  # a link to nothing, most likely to a model folder
+                elif name.endswith(".gguf") or not (here / name).exists():  # or a link to nothing, most likely to a model
                     yield from self._describe("model", here / name, root)
 
     def _describe(self, kind: Kind, path: Path, root: Path) -> list[CatalogueEntry]:
@@ -101,6 +103,7 @@ class Catalogue:
         return []
 
     def _model(self, folder: Path, name: str) -> CatalogueEntry:
+        check_weight_format(folder)
         _stat_regular(folder / "config.json")
         config = read_config(folder)
         sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors"]

@@ -29,6 +29,7 @@ from oppo_core.reporting.event_log import Journal
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
 from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_settings, decode_slots
+from oppo_core.rollout.conversations import read_conversations
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.held_out import build_evaluator
@@ -84,7 +85,7 @@ def assemble(
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
-            cpu_time=CpuTime(),
+            cpu_time=CpuTime(), conversations=read_conversations(spec, roots, codec),
             parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()

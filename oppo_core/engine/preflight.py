@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from oppo_contract.machine import mib
-from oppo_contract.model_folder import ModelFolderError, find
+from oppo_contract.model_folder import TINY, ModelFolderError, check_reward_model, find, read_config
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.checkpointing.atomic_dir import free_bytes
 from oppo_core.engine.layout import LayoutError, scoring_device, select_device
@@ -82,7 +82,6 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     findings = Findings()
     device = findings.check(lambda: select_device(spec))
     findings.check(lambda: _check_packages(spec))
-    findings.check(lambda: _check_vllm_rewards(spec, roots))
     findings.errors += map(PreflightError, tracker_errors(spec))
     roles = _roles(spec, roots, findings)
     codec = findings.check(lambda: load_codec(spec.models.actor, roots))
@@ -133,15 +132,20 @@ def _check_packages(spec: RunSpec) -> None:
             raise LayoutError(f"{path} is {package}, which is not installed here; install it ({remedy}), or choose {other}")
 
 
-def _check_vllm_rewards(spec: RunSpec, roots: list[Path]) -> None:
-    """Raise ModelFolderError for a reward model that vLLM cannot serve. `_roles` reports missing ones."""
-    for source in spec.models.reward.sources():
-        if source.served_by == "vllm" and source.model is not None and source.model.path is not None:
-            try:
-                folder = find(source.model.path, roots)
-            except ModelFolderError:
-                continue
+def _check_loadable(spec: RunSpec, name: str, model: ModelSpec, head: Head, roots: list[Path]) -> None:
+    """Raise ModelFolderError for whatever loading would refuse and the model's small files tell. `name`: of the role."""
+    if model.path is None:
+        return
+    folder = find(model.path, roots)
+    if name.startswith("reward"):
+        source = spec.models.reward.sources()[int(name.removeprefix("reward ")) - 1]
+        if source.served_by == "vllm":
             check_classifier(folder)
+        check_reward_model(folder, source.reads)
+    if read_config(folder).get("model_type") != TINY:
+        from oppo_core.models.huggingface_io import check_config  # transformers takes seconds to import
+
+        check_config(str(folder), head)
 
 
 def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:
@@ -156,6 +160,7 @@ def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] |
             complete = False
             continue
         findings.check(lambda name=name, shape=shape: _check_context(spec, name, shape))  # type: ignore[misc]
+        findings.check(lambda name=name, model=model, head=head: _check_loadable(spec, name, model, head, roots))  # type: ignore[misc]
         own = name != "reference" or not spec.models.reference_is_base or spec.resources.scoring_devices > 0
         roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts, own))
     return roles if complete else None

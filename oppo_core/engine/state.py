@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +23,7 @@ from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.event_log import Journal
 from oppo_core.reporting.metrics import Cohorts
+from oppo_core.rollout.conversations import Conversations, prompt_text
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.held_out import Evaluator
 from oppo_core.rollout.pool import Pool
@@ -99,7 +100,14 @@ class Engine:
     ranks: Ranks = SINGLE
     hardware: GpuStats = field(default_factory=GpuStats)
     cpu_time: CpuTime | None = None  # of real processes
+    conversations: Conversations = field(default_factory=Conversations)  # of the prompts
     parameters: int = 0  # of the actor, including frozen ones
+
+    def sampled_prompt(self, sequence: Sequence) -> dict[str, Any]:
+        """The fields `prompt` and `messages` of a sample."""
+        ids = sequence.prompt.tolist()
+        messages = self.conversations.messages(ids)
+        return {"prompt": prompt_text(ids, messages, self.codec), "messages": messages}
 
     def new_group(self, sequence_ids: range) -> list[Sequence]:
         """Empty responses with these ids to the next prompt; the ids are one group."""

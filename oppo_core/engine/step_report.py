@@ -153,7 +153,7 @@ def _write_samples(engine: Engine, experience: Experience) -> None:
         stale = int(experience.stale[index].sum())
         rows.append(
             {
-                "sequence_id": sequence.sequence_id, "prompt": engine.codec.decode(sequence.prompt.tolist()),
+                **engine.sampled_prompt(sequence), "sequence_id": sequence.sequence_id,
                 "response": engine.codec.decode(sequence.response),
                 "stale_response": engine.codec.decode(sequence.response[:stale]),
                 "ending": sequence.ending,

@@ -156,10 +156,10 @@ def evaluation_metrics(name: str, answers: list[Sequence], scores: NDArray[np.fl
 def _samples(engine: Engine, answers: list[Sequence], scores: NDArray[np.float64]) -> None:
     version, rows = engine.progress.step, []
     for sequence, score in list(zip(answers, scores.tolist(), strict=True))[: engine.spec.logging.samples_per_step]:
-        prompt, response = (engine.codec.decode(ids) for ids in (sequence.prompt.tolist(), sequence.response))
         rows.append(
             {
-                "sequence_id": sequence.sequence_id, "prompt": prompt, "response": response, "stale_response": "", "score": score,
+                **engine.sampled_prompt(sequence), "sequence_id": sequence.sequence_id,
+                "response": engine.codec.decode(sequence.response), "stale_response": "", "score": score,
                 "kl": 0.0, "length": sequence.length, "age": 0, "versions": (version, version), "held_out": True,
             }
         )  # fmt: skip

@@ -18,7 +18,7 @@ from transformers import (
     logging,
 )
 
-from oppo_contract.model_folder import ModelFolderError
+from oppo_contract.model_folder import CLASSIFIER, ModelFolderError
 from oppo_core.models import supported
 from oppo_core.models.attention import FUSED
 from oppo_core.models.fused_activations import fuse_activations
@@ -42,17 +42,39 @@ def load_huggingface(path: str, head: Head, dtype: torch.dtype) -> HuggingFaceNe
         ModelFolderError: transformers cannot load it, it cannot be streamed exactly, weights are missing, or a reward model
             does not have exactly one label.
     """
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        supported.refuse_unsupported(config, path)
+    config = check_config(path, head)
+    with _explained(path):
         network = _load(path, config, head, dtype)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ModelFolderError):
-            raise
-        remote = "it needs custom code, which is never run; only models that transformers includes are supported"
-        raise ModelFolderError(f"{path} cannot be loaded: {remote if 'trust_remote_code' in str(error) else error}") from error
     _verify(network)
     return network
+
+
+def check_config(path: str, head: Head) -> PretrainedConfig:
+    """A model's configuration. Raises ModelFolderError when loading would refuse the model because of it."""
+    with _explained(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    supported.refuse_unsupported(config, path)
+    if head == "lm" and _is_classifier(config):
+        raise ModelFolderError(f"{path} is a sequence classifier; the actor and the reference need a causal language model")
+    if head == "scalar" and _is_classifier(config) and config.num_labels != 1:
+        raise ModelFolderError(f"{path} has {config.num_labels} labels; a reward model has one")
+    return config
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raises ModelFolderError for an error of transformers."""
+    try:
+        yield
+    except ModelFolderError:
+        raise
+    except (OSError, ValueError) as error:
+        remote = "it needs custom code, which is never run; only models that transformers includes are supported"
+        raise ModelFolderError(f"{path} cannot be loaded: {remote if 'trust_remote_code' in str(error) else error}") from error
+
+
+def _is_classifier(config: PretrainedConfig) -> bool:
+    return any(name.endswith(CLASSIFIER) for name in config.architectures or [])
 
 
 def wrap_model(model: Any) -> HuggingFaceNetwork:
@@ -75,14 +97,9 @@ def _verify(network: HuggingFaceNetwork) -> None:
 
 
 def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingFaceNetwork:
-    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
-    if head == "lm" and is_classifier:
-        raise ModelFolderError(f"{path} is a sequence classifier; the actor and the reference need a causal language model")
     if head == "lm":
         return HuggingFaceNetwork(_load_weights(AutoModelForCausalLM, path, config, dtype), None)
-    if is_classifier:
-        if config.num_labels != 1:
-            raise ModelFolderError(f"{path} has {config.num_labels} labels; a reward model has one")
+    if _is_classifier(config):
         model = _load_weights(AutoModelForSequenceClassification, path, config, dtype)
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ModelFolderError(f"{path} has no linear layer `score`; the head of a {config.model_type} classifier is unknown")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from oppo_contract.model_folder import TINY, ModelFolderError, find, may_be_hub_id, read_config
+from oppo_contract.model_folder import TINY, ModelFolderError, find_model, may_be_hub_id, read_config
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.adapters import (
@@ -83,7 +83,7 @@ def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, se
     assert spec.path is not None
     path = spec.path
     try:
-        folder = find(path, roots)
+        folder = find_model(path, roots)
     except ModelFolderError:
         if not may_be_hub_id(path):
             raise

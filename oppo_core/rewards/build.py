@@ -20,6 +20,7 @@ from oppo_core.rewards.protocol import FinishedReward, StreamingReward
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, needs_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
+from oppo_core.rollout.conversations import Conversations, read_conversations
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_estimate.shapes import read_shape
 
@@ -51,7 +52,9 @@ class RewardBuilder:
             RewardError, ModelFolderError: a part cannot be built or does not fit.
         """
         sources = self.spec.models.reward.sources()
-        rewards = Rewards([], self.codec)
+        reads_texts = any(source.model is None or source.reads != "tokens" for source in sources)
+        conversations = read_conversations(self.spec, self.roots, self.codec) if reads_texts else Conversations()
+        rewards = Rewards([], self.codec, conversations)
         try:
             for number, source in enumerate(sources):
                 rewards.parts.append(self._part(source, number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.protocol import Answer, FinishedReward, StreamingReward
+from oppo_core.rollout.conversations import Conversations
 from oppo_core.rollout.tokenizer import TextCodec
 
 # Seconds between heartbeats while waiting for a service.
@@ -35,10 +36,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The parts of a run's reward. `codec` decodes answers."""
+    """The parts of a run's reward. `codec` decodes answers; `conversations` has the turns of their prompts."""
 
     parts: list[Part]
     codec: TextCodec | None = None
+    conversations: Conversations = field(default_factory=Conversations)
 
     def close(self) -> None:
         """Close what the parts have started, if there is no `RewardReader` to do so."""
@@ -51,7 +53,7 @@ class RewardReader:
     """Feeds the parts with answers, in the scorers' process."""
 
     def __init__(self, rewards: Rewards, slots: int, columns: int, budget: PassBudget) -> None:
-        self._codec = rewards.codec
+        self._codec, self._turns = rewards.codec, rewards.conversations.messages
         self._weights = [part.weight for part in rewards.parts]
         self.streams: dict[int, IncrementalPrefill] = {}
         self.finished: dict[int, FinishedReward] = {}
@@ -88,7 +90,8 @@ class RewardReader:
             assert self._codec is not None
             rows = {i: tokens[i].tolist() for i in new}
             split = {i: (row[: prompt_lengths[i]], row[prompt_lengths[i] :]) for i, row in rows.items()}
-            answers = [Answer(i, prompt, response, self._codec, i in stopped) for i, (prompt, response) in split.items()]
+            codec, turns = self._codec, self._turns
+            answers = [Answer(i, prompt, response, codec, i in stopped, turns(prompt)) for i, (prompt, response) in split.items()]
             # Services first: they work while local parts compute.
             for part in sorted(self.finished.values(), key=lambda part: not part.is_remote):
                 part.start(answers, alive)

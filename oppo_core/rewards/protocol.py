@@ -10,23 +10,29 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_core.rollout.chat import Message
+from oppo_core.rollout.conversations import prompt_text
 from oppo_core.rollout.tokenizer import TextCodec
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished answer. Texts are decoded on access, without special tokens. `stopped`: by a stop condition."""
+    """One finished answer. Texts are decoded on access, without special tokens.
+
+    `stopped`: by a stop condition. `messages`: the turns of a prompt that is a conversation, each with `role` and `content`.
+    """
 
     sequence_id: int
     prompt_ids: list[int]
     response_ids: list[int]
     codec: TextCodec
     stopped: bool = False
+    messages: list[Message] | None = None
 
     @cached_property
     def prompt(self) -> str:
-        """The prompt's text."""
-        return self.codec.decode(self.prompt_ids)
+        """The prompt's text; of a conversation the last user turn."""
+        return prompt_text(self.prompt_ids, self.messages, self.codec)
 
     @cached_property
     def response(self) -> str:

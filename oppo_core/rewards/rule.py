@@ -16,6 +16,7 @@ from oppo_core.rewards.time_limit import TimeLimitExceeded, time_limit
 OPTIONAL_PARAMETERS: dict[str, Callable[[Answer], object]] = {
     "ended": lambda answer: answer.ended,
     "length": lambda answer: len(answer.response_ids),
+    "messages": lambda answer: answer.messages,
 }
 LINE = "line"
 

@@ -100,7 +100,14 @@ class ServiceReward:
             yield Request(next(self._numbers), [answer.sequence_id for answer in batch], json.dumps(body).encode())
 
     def _answer_json(self, answer: Answer) -> dict[str, object]:
-        fields = {"id": str(answer.sequence_id), "prompt": answer.prompt, "response": answer.response, "ended": answer.ended}
+        fields: dict[str, object] = {
+            "id": str(answer.sequence_id),
+            "prompt": answer.prompt,
+            "response": answer.response,
+            "ended": answer.ended,
+        }
+        if answer.messages is not None:
+            fields["messages"] = answer.messages
         return fields if self._records is None else fields | {"line": self._records.record(answer.prompt_ids)}
 
     async def _run_loop(self) -> None:

@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_contract.model_folder import ModelFolderError, read_config
+from oppo_contract.model_folder import CLASSIFIER, ModelFolderError, label_count, read_config
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.build import START_TIMEOUT_S
 from oppo_core.vllm.engine_args import Placement, vllm_environment
 from oppo_core.vllm.protocols import Pooled, PoolingEngine
-
-CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +192,7 @@ def check_classifier(folder: Path) -> None:
     """Raises ModelFolderError when vLLM would not serve the model as a classifier with one label."""
     config: dict[str, Any] = read_config(folder)
     names = config.get("architectures") or [""]
-    labels = len(config["id2label"]) if "id2label" in config else config.get("num_labels", 2)
+    labels = label_count(config)
     if not names[0].endswith(CLASSIFIER) or labels != 1:
         raise ModelFolderError(
             f"{folder} is {names[0] or 'of no architecture'} with {labels} labels; models.reward.served_by vllm needs a model for"

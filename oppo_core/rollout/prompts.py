@@ -48,20 +48,29 @@ def iter_rows(path: Path, key: str, setting: str, codec: TextCodec) -> Iterator[
     Raises:
         PromptError: invalid JSON, a missing key, an empty value, a token outside the vocabulary.
     """
+    for record, where in iter_records(path):
+        yield _row(record, key, setting, codec, where), where
+
+
+def iter_records(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the JSON value of each line, with its file and line for error messages. Raises PromptError for invalid JSON."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             where = f"{path.name}, line {number}"
             if line.strip():
-                yield _row(line, key, setting, codec, where), where
+                yield _parse(line, where), where
 
 
-def _row(line: bytes, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:
+def _parse(line: bytes, where: str) -> Any:
     try:
-        row = json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PromptError(f"{where}: not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not JSON: {error}") from None
+
+
+def _row(row: Any, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:
     if not isinstance(row, dict) or key not in row:
         keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise PromptError(f"{where}: has no {key!r} ({setting}); it has {keys}")

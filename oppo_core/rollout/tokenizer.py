@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from oppo_contract.model_folder import ModelFolderError, find, read_config
+from oppo_contract.model_folder import ModelFolderError, find_model, read_config
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec
 from oppo_core.rollout.chat import ChatError, ChatTemplate, Message
@@ -111,7 +111,7 @@ def load_codec(model: ModelSpec, roots: list[Path]) -> TextCodec:
         return ByteCodec(model.tiny.vocab)
     assert model.path is not None
     try:
-        folder = find(model.path, roots)
+        folder = find_model(model.path, roots)
     except ModelFolderError as error:
         raise ModelFolderError(f"{error}{hub_advice(model.path)}") from None
     return FileCodec(folder)

@@ -133,11 +133,21 @@ class DecisionEvent(Envelope):
     reason: str = Field(description="The reason, a sentence.")
 
 
+class ChatMessage(WireModel):
+    """A turn of a prompt that is a conversation."""
+
+    role: str = Field(description="`system`, `user` or `assistant`, or another role that the chat template knows.")
+    content: str = Field(description="Its text.")
+
+
 class Sample(WireModel):
     """One trained response. Its text is untrusted."""
 
     sequence_id: int = Field(description="Its number in the run.")
-    prompt: str = Field(description="The prompt.")
+    prompt: str = Field(description="The prompt; of a conversation the last user turn.")
+    messages: list[ChatMessage] | None = Field(
+        None, description="All turns of a prompt that is a conversation, without the response; empty for other prompts."
+    )
     response: str = Field(description="The response.")
     stale_response: str = Field(description="The first part of the response, sampled under older policy versions.")
     score: float = Field(description="Its score, after normalisation, penalties and clipping.")

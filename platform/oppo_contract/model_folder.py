@@ -6,8 +6,11 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 TINY = "oppo_tiny"  # `model_type` of our own architecture
+PICKLED = "pytorch_model*.bin"
+CLASSIFIER = "ForSequenceClassification"
 
 
 class ModelFolderError(ValueError):
@@ -48,12 +51,35 @@ def link_problem(path: Path, roots: list[Path]) -> str:
     return f"{path} is a link to {target}, outside the models {noun} {listed}; {remedy}"
 
 
+def find_model(path: str, roots: list[Path]) -> Path:
+    """`find` for a model. Raises ModelFolderError for a file, or a folder that has only weights of other formats, too."""
+    folder = find(path, roots)
+    check_weight_format(folder)
+    return folder
+
+
+def check_weight_format(folder: Path) -> None:
+    """Raises ModelFolderError, with the command that converts it, for a model whose only weights are GGUF or pickles."""
+    if folder.is_file():
+        found, others = f"{folder} is a file", [folder]
+    elif any(folder.glob("*.safetensors")):
+        return
+    else:
+        others = sorted([*folder.glob("*.gguf"), *folder.glob(PICKLED)])
+        found = f"{folder} has its weights in {others[0].name} only" if others else ""
+    if not others:
+        return
+    needs = "a model is a folder with config.json and safetensors"
+    converts = others[0].suffix == ".gguf" or others[0].match(PICKLED)
+    raise ModelFolderError(f"{found}; {needs}" + (f"; convert it: oppo convert {folder} FOLDER" if converts else ""))
+
+
 def may_be_hub_id(path: str) -> bool:
     """Whether `path` has the form owner/name, which transformers resolves on the hub."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
 
 
-def read_config(folder: Path) -> dict[str, object]:
+def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json. Raises ModelFolderError when there is none or it is not a JSON object."""
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -80,3 +106,40 @@ def count_weights(folder: Path) -> int:
             header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
         count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return count
+
+
+def label_count(config: dict[str, Any]) -> int:
+    """Labels of a Hugging Face classifier, by the rule of transformers."""
+    return len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels", 2))
+
+
+def check_reward_model(folder: Path, reads: str) -> None:
+    """Raises ModelFolderError for a folder that cannot be a reward model, or not with this value of the setting `reads`."""
+    config = read_config(folder)
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "a model of no named architecture"
+    if config.get("model_type") == TINY:
+        if config.get("head") != "scalar":
+            raise ModelFolderError(f"{folder} is a language model without a head for scores; a reward model has `head`: `scalar`")
+    elif not name.endswith(CLASSIFIER):
+        raise ModelFolderError(
+            f"{folder} is {name}, which has no trained head for scores; a reward model is a sequence classifier (…{CLASSIFIER})"
+            " with one label"
+        )
+    elif label_count(config) != 1:
+        raise ModelFolderError(f"{folder} has {label_count(config)} labels; a reward model has one")
+    if reads == "chat" and not has_chat_template(folder):
+        raise ModelFolderError(
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), so the reward"
+            " cannot read: chat; read: text needs none"
+        )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a folder's tokenizer has a chat template."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+    except (FileNotFoundError, ValueError, AttributeError):  # no such file, not JSON, or no object
+        return False

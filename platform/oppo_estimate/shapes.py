@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find, may_be_hub_id, read_config
+from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find_model, may_be_hub_id, read_config
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 
 Head = Literal["lm", "scalar"]
@@ -41,7 +41,7 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
         return tiny_shape(model.tiny, head)
     assert model.path is not None
     try:
-        folder = find(model.path, roots)
+        folder = find_model(model.path, roots)
     except ModelFolderError:
         if may_be_hub_id(model.path):
             return None

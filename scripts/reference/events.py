@@ -37,7 +37,9 @@ def page() -> str:
 
 
 # Models that events contain lists of.
-PARTS: dict[str, type[BaseModel]] = {"A deferred sequence": contract.DeferredSequence, "A sample": contract.Sample}
+PARTS: dict[str, type[BaseModel]] = {
+    "A deferred sequence": contract.DeferredSequence, "A sample": contract.Sample, "A turn": contract.ChatMessage,
+}  # fmt: skip
 
 
 def models() -> tuple[type[contract.Envelope], ...]:

@@ -92,6 +92,24 @@ def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> 
     assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries if not entry.problem}
 
 
+def test_weights_of_another_format_are_listed_with_the_command_that_converts_them(root: Path) -> None:
+    (root / "small.gguf").write_bytes(b"GGUF")
+    (root / "old").mkdir()
+    (root / "old" / "pytorch_model-00001-of-00002.bin").write_bytes(b"pickle")
+    for name in ("quantised", "qwen"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "model.gguf").write_bytes(b"GGUF")
+    (root / "quantised" / "config.json").write_text("{}")
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries if entry.kind == "model"}
+    needs = "a model is a folder with config.json and safetensors; convert it: oppo convert"
+    assert problems["small.gguf"] == f"{root}/small.gguf is a file; {needs} {root}/small.gguf FOLDER"
+    assert problems["old"] == f"{root}/old has its weights in pytorch_model-00001-of-00002.bin only; {needs} {root}/old FOLDER"
+    assert problems["quantised"] == f"{root}/quantised has its weights in model.gguf only; {needs} {root}/quantised FOLDER"
+    assert problems["qwen"] == "", "it has safetensors too"
+
+
 def test_links_are_followed_inside_the_roots_and_named_outside_as_the_engine_does(root: Path, tmp_path_factory: Any) -> None:
     other, outside = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("outside")
     for folder in (other, outside):

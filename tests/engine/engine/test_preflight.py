@@ -90,6 +90,60 @@ def test_an_actor_that_lies_on_a_hub_is_to_be_downloaded(world: Any) -> None:
     )
 
 
+def test_what_loading_would_refuse_is_read_from_the_folder(world: Any, tmp_path: Path) -> None:
+    """A reward model with two labels, a causal model as reward or classifier as actor, and a chat reward without a template."""
+    sizes = {"model_type": "gpt2", "vocab_size": 40, "n_positions": 96, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    two_labels = {"id2label": {"0": "bad", "1": "good"}}
+    one_label = {"id2label": {"0": "score"}}
+    classifier = sizes | {"architectures": ["GPT2ForSequenceClassification"], "eos_token_id": 2}
+
+    def folder(name: str, config: Any, **files: str) -> str:
+        shutil.copytree(world.folder / "reward", tmp_path / name)
+        for file, text in ({"config": json.dumps(config)} | files).items():
+            (tmp_path / name / f"{file}.json").write_text(text)
+        return str(tmp_path / name)
+
+    def reward(path: str, reads: str = "tokens") -> list[str]:
+        return complaints(world, {"models": {"reward": {"model": {"path": path}, "reads": reads}, "critic": "actor"}})
+
+    (told,) = reward(folder("two", classifier | two_labels))
+    assert told.endswith("two has 2 labels; a reward model has one")
+    (told,) = reward(folder("default", classifier))
+    assert "has 2 labels" in told
+    (told,) = reward(folder("causal", classifier | {"architectures": ["GPT2LMHeadModel"]}))
+    assert "causal is GPT2LMHeadModel, which has no trained head for scores; a reward model is a sequence classifier" in told
+    (told,) = reward("actor")
+    assert "actor is a language model without a head for scores" in told
+    one = folder("one", classifier | one_label)
+    assert reward(one) == reward(folder("chat", classifier | one_label, tokenizer_config='{"chat_template": "x"}'), "chat") == []
+    (told,) = reward(one, "chat")
+    assert "one has no chat template" in told
+    assert "read: text needs none" in told
+    told = "\n".join(complaints(world, {"models": {"actor": {"path": one}}}))
+    assert "is a sequence classifier; the actor and the reference need a causal language model" in told
+    (told,) = reward(folder("quantised", classifier | one_label | {"quantization_config": {"bits": 4}}))
+    assert "its weights are quantised" in told
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pickle"])
+def test_weights_of_another_format_are_refused_with_the_command_that_converts_them(world: Any, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "odd"
+    place.mkdir()
+    (place / "config.json").write_bytes((world.folder / "actor" / "config.json").read_bytes())
+    name = "pytorch_model.bin" if kind == "pickle" else "m.gguf"
+    (place / name).write_bytes(b"GGUF")
+    given = place / name if kind == "file" else place
+    found = f"{given} is a file" if kind == "file" else f"{given} has its weights in {name} only"
+    tree = world.tree({"models": {"actor": {"path": str(given)}}, "overlap": {"intra_step": "off"}})
+    said = f"{found}; a model is a folder with config.json and safetensors; convert it: oppo convert {given} FOLDER"
+    assert said in "\n".join(complaints(world, tree))
+    (tmp_path / "spec.yaml").write_text(json.dumps(tree))
+    told = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "spec.yaml")
+    assert (told.returncode, said in told.stderr, "Traceback" in told.stderr) == (2, True, False)
+    status, events = world.main(tree, tmp_path / "run")
+    assert (status, said in events[-1].reason) == (1, True)
+
+
 def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text('{"question": [3, 4]}\n' + json.dumps({"question": [5] * 13}) + "\n")
     (tmp_path / "short.jsonl").write_text('{"text": [3]}\n')

@@ -17,6 +17,10 @@ def parameters(prompt, response, *, ended, length, line):
     return (1.0 if ended else 0.0) + length / 100 + line["bonus"]
 
 
+def turns(prompt, response, messages=None):
+    return float(len(messages or [])) + (0.5 if prompt == "add two and three" else 0.0)
+
+
 def raises(prompt, response):
     raise KeyError("no answer in " + prompt)
 
@@ -45,7 +49,8 @@ def hangs(prompt, response):
 constant = 3.0
 '''
 NAMES = {
-    "test:few": "few", "test:parameters": "parameters", "test:raises": "raises", "test:nan": "nan", "test:text": "text",
+    "test:few": "few", "test:parameters": "parameters", "test:turns": "turns",
+    "test:raises": "raises", "test:nan": "nan", "test:text": "text",
     "test:backwards": "backwards", "test:greedy": "greedy", "test:hangs": "hangs", "test:constant": "constant",
     "test:gone": "gone",
 }  # fmt: skip

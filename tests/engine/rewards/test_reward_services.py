@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_each_answer_gets_its_own_score(server: RewardServer, ask: Ask, size: in
         {"id": str(a.sequence_id), "prompt": a.prompt, "response": a.response, "ended": a.sequence_id % 2 == 1} for a in ANSWERS
     ]
     assert all("authorization" not in headers for headers in server.headers)
+
+
+def test_the_turns_of_a_conversation_are_sent(server: RewardServer, ask: Ask) -> None:
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "add two"}]
+    scores_of(ask(), [replace(ANSWERS[0], messages=talk), ANSWERS[1]])
+    (told, plain) = [answer for asked in server.asked for answer in asked["answers"]]
+    assert (told["prompt"], told["messages"]) == ("add two", talk)
+    assert "messages" not in plain
 
 
 def test_prompt_record_and_token_are_sent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_optional_rule_parameters(rules: Path, tmp_path: Path) -> None:
     assert scores == pytest.approx([1 + 0.04 + 7, 0 + 0.04 + 5])
 
 
+def test_a_rule_that_accepts_messages_gets_the_turns_of_a_conversation(rules: Path) -> None:
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "add two and three"}]
+    chat = replace(answer_of("be brief add two and three", "five", 1), messages=talk)
+    assert rule_scores("test:turns", answer_of("add two", "x"), chat) == [0.0, 2.5]
+    assert rule_scores("test:few", chat) == [pytest.approx(-0.1 + 0.05 * 4)], "it gets the last user turn as prompt"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -50,7 +58,7 @@ def test_optional_rule_parameters(rules: Path, tmp_path: Path) -> None:
         ("test:nan", ["returned nan", "finite"]),
         ("test:text", ["'7'", "str", "not a number"]),
         ("test:backwards", ["must take (prompt, response"]),
-        ("test:greedy", ["unknown parameters solution", "ended, length, line"]),
+        ("test:greedy", ["unknown parameters solution", "ended, length, messages, line"]),
         ("test:constant", ["is a float, not a function"]),
         ("test:gone", ["cannot be imported", "AttributeError"]),
         ("os:getcwd", ["there is no rule os:getcwd", "letters:score", "docs/rewards.md"]),
