@@ -85,7 +85,7 @@ def assemble(
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
-            cpu_time=CpuTime(), conversations=read_conversations(spec, roots, codec),
+            cpu_time=CpuTime(memory=device.type == "cpu"), conversations=read_conversations(spec, roots, codec),
             parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
         )  # fmt: skip
         started.pop_all()

@@ -20,7 +20,7 @@ from oppo_contract.model_folder import TINY, ModelFolderError, check_reward_mode
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.checkpointing.atomic_dir import free_bytes
 from oppo_core.engine.layout import LayoutError, scoring_device, select_device
-from oppo_core.models.load_roles import DTYPES
+from oppo_core.models.load_roles import DTYPES, role_models
 from oppo_core.ppo.ptx_mix import read_texts
 from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
@@ -77,22 +77,45 @@ class Findings:
             return None
 
 
+@dataclass(slots=True)
+class RefusedModels:
+    """Why models are refused, each reason once with the roles that it concerns."""
+
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+
+    def check(self, role: str, check: Callable[[], Result]) -> Result | None:
+        """Run a check of a role's model and record its error."""
+        try:
+            return check()
+        except (ModelFolderError, OSError) as error:
+            roles = self.reasons.setdefault(str(error), [])
+            if role not in roles:
+                roles.append(role)
+            return None
+
+    def errors(self) -> list[Exception]:
+        """One error for each reason."""
+        return [ModelFolderError(f"{', '.join(roles)}: {reason}") for reason, roles in self.reasons.items()]
+
+
 def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Findings:
     """Run all checks of `spec` on this machine. `out`: the folder of checkpoints."""
     findings = Findings()
     device = findings.check(lambda: select_device(spec))
     findings.check(lambda: _check_packages(spec))
     findings.errors += map(PreflightError, tracker_errors(spec))
-    roles = _roles(spec, roots, findings)
-    codec = findings.check(lambda: load_codec(spec.models.actor, roots))
+    refused = RefusedModels()
+    roles = _roles(spec, roots, refused)
+    codec = refused.check("actor", lambda: load_codec(spec.models.actor, roots))
     text_tokens = 0
     if codec is not None:
         sample = _prompts(spec, roots, codec, findings)
         text_tokens = findings.check(lambda: _texts(spec, roots, codec)) or 0
         findings.check(lambda: build_stop_conditions(spec, codec))
-        _tokenizers(spec, roots, findings)
+        _tokenizers(spec, roots, refused)
         if sample is not None:
             findings.check(lambda: check_reward(spec, roots, codec, sample))
+    findings.errors += refused.errors()
     if roles is not None:
         findings.memory = [_device_memory(spec, place, models, text_tokens) for place, models in _places(spec, device, roles)]
         findings.checkpoint = checkpoint_bytes(spec, roles)
@@ -148,38 +171,28 @@ def _check_loadable(spec: RunSpec, name: str, model: ModelSpec, head: Head, root
         check_config(str(folder), head)
 
 
-def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:
+def _roles(spec: RunSpec, roots: list[Path], refused: RefusedModels) -> list[Role] | None:
     """The loaded models, the actor first; None if a shape is unknown, as for a model on the hub."""
     roles: list[Role] = []
     complete = True
     # Rewards with their own tokenizer read finished responses in one pass, without a KV cache.
     texts = {f"reward {number}" for number, source in enumerate(spec.models.reward.sources(), 1) if source.reads != "tokens"}
     for name, model, head, trained in _models(spec):
-        shape = findings.check(lambda model=model, head=head: read_shape(model, head, roots))  # type: ignore[misc]
+        shape = refused.check(name, lambda model=model, head=head: read_shape(model, head, roots))  # type: ignore[misc]
         if shape is None:
             complete = False
             continue
-        findings.check(lambda name=name, shape=shape: _check_context(spec, name, shape))  # type: ignore[misc]
-        findings.check(lambda name=name, model=model, head=head: _check_loadable(spec, name, model, head, roots))  # type: ignore[misc]
+        refused.check(name, lambda name=name, shape=shape: _check_context(spec, name, shape))  # type: ignore[misc]
+        refused.check(name, lambda name=name, model=model, head=head: _check_loadable(spec, name, model, head, roots))  # type: ignore[misc]
         own = name != "reference" or not spec.models.reference_is_base or spec.resources.scoring_devices > 0
         roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts, own))
     return roles if complete else None
 
 
 def _models(spec: RunSpec) -> list[tuple[str, ModelSpec, Head, bool]]:
-    models = spec.models
-    named: list[tuple[str, ModelSpec, Head, bool]] = [("actor", models.actor, "lm", True)]
-    named.append(("reference", models.reference or models.actor, "lm", False))
-    if spec.ppo.has_critic:
-        critic = (
-            {"actor": models.actor, "reward": models.reward.model}.get(models.critic) if isinstance(models.critic, str) else None
-        )
-        critic = critic or (models.critic if isinstance(models.critic, ModelSpec) else models.actor)
-        named.append(("critic", critic, "scalar", True))
-    for number, source in enumerate(models.reward.sources(), start=1):
-        if source.model is not None:
-            named.append((f"reward {number}", source.model, "scalar", False))
-    return named
+    """Each role with its model, its head, and whether it is trained."""
+    kinds: dict[str, tuple[Head, bool]] = {"actor": ("lm", True), "reference": ("lm", False), "critic": ("scalar", True)}
+    return [(name, model, *kinds.get(name, ("scalar", False))) for name, model in role_models(spec).items()]
 
 
 def _trained(spec: RunSpec, name: str, shape: Shape) -> int:
@@ -196,15 +209,16 @@ def _check_context(spec: RunSpec, name: str, shape: Shape) -> None:
         return  # it has another tokenizer; the length of each response is checked when it is scored
     if shape.context < longest:
         raise ModelFolderError(
-            f"a model's context is {shape.context} tokens ({name}), but rollout.max_prompt_tokens + rollout.max_new_tokens"
+            f"the context is {shape.context} tokens, but rollout.max_prompt_tokens + rollout.max_new_tokens"
             f" is {longest}; lower one of them"
         )
 
 
-def _tokenizers(spec: RunSpec, roots: list[Path], findings: Findings) -> None:
-    for source in spec.models.reward.sources():
+def _tokenizers(spec: RunSpec, roots: list[Path], refused: RefusedModels) -> None:
+    for number, source in enumerate(spec.models.reward.sources(), start=1):
+        role = f"reward {number}"
         if source.model is not None and source.reads == "tokens":
-            findings.check(lambda model=source.model: check_same_tokens(spec.models.actor, model, roots))  # type: ignore[misc]
+            refused.check(role, lambda model=source.model: check_same_tokens(spec.models.actor, model, roots))  # type: ignore[misc]
 
 
 def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findings) -> list[int] | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oppo_contract.model_folder import ModelFolderError
+from oppo_contract.machine import mib
+from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import ModelSpec, RunSpec
 from oppo_core.models.model_io import load_model, load_with_base
 from oppo_core.models.protocol import Network
@@ -59,6 +60,33 @@ def load_critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Netwo
     network = load_model(_critic_source(spec), "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
     check_contexts(spec, network)
     return network
+
+
+def role_models(spec: RunSpec) -> dict[str, ModelSpec]:
+    """The model of each role that the run loads, the actor first; rewards are numbered from 1."""
+    models = {"actor": spec.models.actor, "reference": spec.models.reference or spec.models.actor}
+    if spec.ppo.has_critic:
+        models["critic"] = _critic_source(spec)
+    for number, source in enumerate(spec.models.reward.sources(), start=1):
+        if source.model is not None:
+            models[f"reward {number}"] = source.model
+    return models
+
+
+def describe_models(spec: RunSpec, roots: list[Path]) -> list[str]:
+    """A line for each role's model: where its weights come from, and their size on disk."""
+    return [f"Loading {role}: {_describe(model, roots)}" for role, model in role_models(spec).items()]
+
+
+def _describe(model: ModelSpec, roots: list[Path]) -> str:
+    if model.tiny is not None:
+        return "built-in, random weights"
+    assert model.path is not None
+    try:
+        folder = find(model.path, roots)
+    except ModelFolderError:  # a hub id, which transformers resolves
+        return model.path
+    return f"{folder} ({mib(sum(file.stat().st_size for file in folder.glob('*.safetensors')))})"
 
 
 def _critic_source(spec: RunSpec) -> ModelSpec:

@@ -67,7 +67,7 @@ def _parse(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise PromptError(f"{where}: not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
-        raise PromptError(f"{where}: not JSON: {error}") from None
+        raise PromptError(f"{where}: not JSON: {error.msg}, at character {error.pos + 1}") from None
 
 
 def _row(row: Any, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:

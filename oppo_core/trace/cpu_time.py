@@ -1,35 +1,53 @@
-"""CPU seconds of a rank's processes. `busy` is the wall time of spans, which includes waiting for a core on a shared machine."""
+"""CPU seconds and resident memory of a rank's processes.
+
+`busy` is the wall time of spans, which includes waiting for a core on a shared machine.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 
 try:
     import psutil
 except ImportError:  # bench/gpu runs with torch, transformers and pydantic alone
     psutil = None  # type: ignore[assignment]
 
+GB = 10**9
+
 
 class CpuTime:
-    """CPU seconds, user and system, of this process and its descendants; without psutil of those that have ended."""
+    """CPU seconds, user and system, of this process and its descendants; without psutil of those that have ended.
 
-    def __init__(self) -> None:
+    With `memory` and psutil also their resident memory.
+    """
+
+    def __init__(self, memory: bool = False) -> None:
+        self._memory = memory
         self._process = None if psutil is None else psutil.Process()
         self._before = self._total()
 
     def take(self) -> dict[str, float]:
-        """Metric `perf/cpu_s`: CPU seconds since the last call."""
+        """Metrics `perf/cpu_s`: CPU seconds since the last call, and `perf/rss_gb`: resident memory now, GB."""
         before, self._before = self._before, self._total()
-        return {"perf/cpu_s": max(0.0, self._before - before)}
+        metrics = {"perf/cpu_s": max(0.0, self._before - before)}
+        if self._memory and self._process is not None:
+            metrics["perf/rss_gb"] = self._sum(lambda process: process.memory_info().rss) / GB
+        return metrics
 
     def _total(self) -> float:
-        if self._process is None:
-            return sum(os.times()[:4])
+        def cpu_s(process: psutil.Process) -> float:
+            times = process.cpu_times()
+            return float(times.user + times.system + times.children_user + times.children_system)
+
+        return sum(os.times()[:4]) if self._process is None else self._sum(cpu_s)
+
+    def _sum(self, read: Callable[[psutil.Process], float]) -> float:
+        """Sum over this process and its descendants. One that has just ended is skipped: its parent's times include it."""
+        assert self._process is not None
         total = 0.0
         for process in (self._process, *self._process.children(recursive=True)):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:  # it has just ended: its parent's `children_…` include it
-                continue
-            total += times.user + times.system + times.children_user + times.children_system
+            with suppress(psutil.NoSuchProcess):
+                total += read(process)
         return total

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from oppo_contract import RunSpec
 
 REWARD = "critic/score/mean"
+HELD_OUT = "eval/score/mean"
+STEP_S = "timing_s/step"
 POLL_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 5.0
 ENGINE_REFUSED = 2
@@ -59,6 +61,7 @@ def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path
         command += ["--threads", str(threads)]
     if spec.resources.ranks > 1:
         command = _with_torchrun(command, spec)
+    click.echo(f"{spec.name}: {spec.steps} steps. Starting the engine; events are in {out / 'events.jsonl'}.")
     code, finished = _run(command, spec, out)
     _print_end(code, finished, out)
 
@@ -86,7 +89,7 @@ def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, A
         previous_handler = _forward_interrupts(engine, single)
         for event in follow(out / "events.jsonl", offset, engine):
             if event["kind"] == "step":
-                progress.show(event["step"], event["elapsed_s"], event["metrics"].get(REWARD))
+                progress.show(event["step"], event["metrics"])
             elif event["kind"] == "log":
                 progress.print_log(event["lines"])
             elif event["kind"] == "finished":
@@ -160,10 +163,11 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("reward {task.fields[reward]}"),
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=2,
         )  # fmt: skip
-        self._task = self._progress.add_task("training", total=total_steps, reward="–")
+        self._held_out: float | None = None  # of the last evaluation
+        self._task = self._progress.add_task("training", total=total_steps, metrics="")
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -177,13 +181,14 @@ class Bar:
         for line in lines:
             self._progress.console.print(line, markup=False, highlight=False)
 
-    def show(self, step: int, elapsed_s: float, reward: object) -> None:
+    def show(self, step: int, metrics: dict[str, Any]) -> None:
         """Show a finished step."""
-        self._progress.update(self._task, completed=step, reward=reward_text(reward))
+        self._held_out = metrics.get(HELD_OUT, self._held_out)
+        self._progress.update(self._task, completed=step, metrics=step_text({HELD_OUT: self._held_out} | metrics))
 
 
 class Lines:
-    """A line every 5 s."""
+    """A line every 5 s, and after each evaluation."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -200,12 +205,20 @@ class Lines:
         for line in lines:
             click.echo(line)
 
-    def show(self, step: int, elapsed_s: float, reward: object) -> None:
-        """Print a finished step, at most every 5 s."""
-        if time.monotonic() < self._next and step < self._total:
+    def show(self, step: int, metrics: dict[str, Any]) -> None:
+        """Print a finished step, at most every 5 s unless it was evaluated."""
+        if time.monotonic() < self._next and step < self._total and HELD_OUT not in metrics:
             return
         self._next = time.monotonic() + LINE_INTERVAL_S
-        click.echo(f"step {step}/{self._total}  reward {reward_text(reward)}  {elapsed_s:.0f} s")
+        click.echo(f"step {step}/{self._total}  {step_text(metrics)}")
+
+
+def step_text(metrics: dict[str, Any]) -> str:
+    """A step's mean reward, its own seconds, and the mean held-out score if it was evaluated."""
+    text = f"reward {reward_text(metrics.get(REWARD))}"
+    if isinstance(seconds := metrics.get(STEP_S), float | int):
+        text += f"  {seconds:.1f} s/step"
+    return text + (f"  held out {reward_text(metrics[HELD_OUT])}" if metrics.get(HELD_OUT) is not None else "")
 
 
 def reward_text(reward: object) -> str:

@@ -6,10 +6,10 @@
   /* Seconds of a step by phase, in the timeline's colours. */
   const PHASES = [["timing_s/gen", "decode", "decode"], ["timing_s/score", "score", "reward-prefill"], ["timing_s/adv", "advantages", "actor-forward"], ["timing_s/update_actor", "update actor", "update-actor"],
     ["timing_s/update_critic", "update critic", "update-critic"], ["timing_s/sync_weights", "weights", "weight-sync"], ["timing_s/save_checkpoint", "checkpoint", "checkpoint"], ["timing_s/eval", "eval", "weight-sync"]];
-  const MEMORY = "perf/max_memory_allocated_gb";
+  const MEMORY = "perf/max_memory_allocated_gb", RESIDENT = "perf/rss_gb";    // on a GPU, and without one
   /* The driver's metrics, each in the colour of the most related phase. */
   const DRIVER = [["utilization", "NVML", "decode"], ["sm_util", "SM active", "update-actor"], ["sm_occupancy", "SM occupancy", "actor-forward"], ["tensor_util", "tensor cores", "reward-prefill"], ["dram_util", "memory", "update-critic"]];
-  const KEYS = ["busy/*", "bubble/*", "idle_s/*", "nvml/*", "gpm/*", "overlap_factor", "decode_occupancy", "perf/cpu_s", STEP, MEMORY, ...PHASES.map(([key]) => key)];
+  const KEYS = ["busy/*", "bubble/*", "idle_s/*", "nvml/*", "gpm/*", "overlap_factor", "decode_occupancy", "perf/cpu_s", STEP, MEMORY, RESIDENT, ...PHASES.map(([key]) => key)];
   const RAW = ["checkpoint", "eval"];                    // their spikes matter: never smoothed
 
   const last = (list) => list[list.length - 1];
@@ -74,6 +74,7 @@
     overlap: line("overlap_factor", { write: (y) => `${f.fixed(y, 2)}×`, axis: { ticksuffix: "×", rangemode: "tozero", nticks: 5 } }),
     occupancy: line("decode_occupancy", { by: 100, write: (y) => `${f.fixed(y, 0)} %`, axis: { ticksuffix: " %", range: [0, 104], dtick: 25 } }),
     cpu: line("perf/cpu_s", { write: (y) => `${f.fixed(y, 2)} s`, axis: { ticksuffix: " s", rangemode: "tozero", nticks: 5 } }),
-    memory: line(MEMORY, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }) };
-  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device, shownPhases, driverLines };
+    memory: line(MEMORY, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }),
+    resident: line(RESIDENT, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }) };
+  Oppo.utilizationCharts = { KEYS, MEMORY, RESIDENT, CHARTS, device, shownPhases, driverLines };
 })();

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
-  const { KEYS, MEMORY, CHARTS, device, shownPhases, driverLines } = Oppo.utilizationCharts;
+  const { KEYS, MEMORY, RESIDENT, CHARTS, device, shownPhases, driverLines } = Oppo.utilizationCharts;
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
@@ -111,9 +111,10 @@
     const latest = run.summary.latest || {}, missing = [], cpu = view.devices.some((d) => d.includes("cpu:"));
     const memory = MEMORY in latest, lines = driverLines(latest);
     $("memory-card").hidden = !memory;
+    $("resident-card").hidden = !(RESIDENT in latest);
     $("driver-card").hidden = !lines.length;
     $("driver-legend").replaceChildren(...lines.map(({ name, color }) => { const line = el("span", { class: "swatch-line" }); line.style.setProperty("--c", color); return el("li", {}, line, name); }));
-    if (!memory) missing.push("memory");
+    if (!memory && !(RESIDENT in latest)) missing.push("memory");
     if (!lines.length) missing.push("the driver's utilization figure");
     $("unmeasured").hidden = !view.devices.length;
     const not = missing.length ? `Not recorded by this run: ${missing.join(", and ")}.` : "";
@@ -150,7 +151,7 @@
     legend();
     $("no-devices").hidden = view.devices.length > 0;
     unmeasured();
-    await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !["memory", "driver"].some((card) => name === card && $(`${card}-card`).hidden)).map(drawOne));
+    await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !["memory", "resident", "driver"].some((card) => name === card && $(`${card}-card`).hidden)).map(drawOne));
   }
   const axes = document.querySelectorAll("[data-axis]");
   function pressed() { axes.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis))); }

@@ -110,6 +110,22 @@ def test_gpu_driver_metrics_have_a_chart(visit, platform):
     expect(page.locator("#unmeasured-words")).not_to_contain_text("Not recorded")
 
 
+def test_resident_memory_has_a_chart_without_a_gpu(visit, platform):
+    run_id = platform.submit("letters resident", steps=5)
+    supervisor, story = platform.start(run_id)
+    events = list(story.tell(3))
+    for event in events:
+        if event.kind == "step":
+            event.metrics.update({"perf/rss_gb": 3.25})
+    supervisor.tell(events)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/utilization")
+    page.wait_for_selector("#plot-resident .main-svg >> nth=0")
+    expect(page.locator("#at-resident")).to_have_text("3.3 GB")
+    expect(page.locator("#memory-card")).to_be_hidden()
+    expect(page.locator("#unmeasured-words")).not_to_contain_text("memory")
+
+
 def of_many_devices(events, busy):
     """The events, each step told of 18 GPUs: `busy(step, k)` is the share of GPU k."""
     for event in events:

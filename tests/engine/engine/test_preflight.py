@@ -144,6 +144,17 @@ def test_weights_of_another_format_are_refused_with_the_command_that_converts_th
     assert (status, said in events[-1].reason) == (1, True)
 
 
+def test_a_reason_names_its_roles_once(world: Any, tmp_path: Path) -> None:
+    (told,) = complaints(world, {"models": {"actor": {"path": "gone"}, "critic": "actor"}})
+    assert told == f"ModelFolderError: actor, reference, critic: gone does not exist here (looked in: {world.folder})"
+    (told,) = complaints(world, {"models": {"reward": {"model": {"path": "lost"}}, "critic": "actor"}})
+    assert told.startswith("ModelFolderError: reward 1: lost does not exist here")
+    (told,) = complaints(world, {"models": {"reward": {"model": {"path": "other-tokens"}}, "critic": "actor"}})
+    assert told.startswith("ModelFolderError: reward 1: the reward model's tokenizer differs")
+    told = "\n".join(complaints(world, {"rollout": {"max_new_tokens": 90}}))
+    assert "actor, reference, critic, reward 1: the context is 96 tokens, but" in told
+
+
 def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text('{"question": [3, 4]}\n' + json.dumps({"question": [5] * 13}) + "\n")
     (tmp_path / "short.jsonl").write_text('{"text": [3]}\n')
@@ -214,7 +225,7 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path, intra: st
     assert by_name["actor: keys and values"] == pytest.approx(sum(s.numel() * s.element_size() for s in stores), rel=0.3)
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
-    assert findings.checkpoint == checkpoint_bytes(spec, looked._roles(spec, [world.folder], looked.Findings()))
+    assert findings.checkpoint == checkpoint_bytes(spec, looked._roles(spec, [world.folder], looked.RefusedModels()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

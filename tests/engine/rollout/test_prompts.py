@@ -92,7 +92,7 @@ def test_a_conversation_without_a_chat_template_is_refused(folder: Path, tmp_pat
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"{", "not JSON"),
+        (b"{", "not JSON: Expecting property name enclosed in double quotes, at character 3"),
         (b'{"prompt": "caf\xe9"}', "not UTF-8"),
         (b'["add"]', "has no 'prompt' (data.prompt_field); it has list"),
         (b'{"text": "add", "id": 1}', "it has text, id"),
@@ -111,6 +111,7 @@ def test_an_invalid_line_is_reported_with_its_number(folder: Path, tmp_path: Pat
         read_prompts(path, "prompt", FileCodec(folder), 16)
     assert str(error.value).startswith("prompts.jsonl, line 3: ")
     assert said in str(error.value)
+    assert str(error.value).count("line ") == 1
 
 
 def test_a_chat_reward_receives_the_conversation(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,18 @@ from oppo_core.trace.cpu_time import CpuTime
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint('done', flush=True)\nimport sys; sys.stdin.read()"
 
 
+def test_resident_memory_of_all_processes() -> None:
+    measured = CpuTime(memory=True)
+    before = measured.take()["perf/rss_gb"]
+    hold = "held = bytearray(200 * 10**6)\nfor at in range(0, len(held), 4096): held[at] = 1\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert measured.take()["perf/rss_gb"] == pytest.approx(before + 0.21, abs=0.05)
+        child.kill()
+    assert "perf/rss_gb" not in CpuTime().take(), "a GPU's run has its GPU's memory instead"
+
+
 def test_cpu_seconds_of_children_count_once() -> None:
     measured = CpuTime()
     child = subprocess.Popen(
