@@ -76,7 +76,7 @@ class SampleQuery(Schema):
 
 
 class SampleItem(Sample):
-    """A recorded answer; with `excerpt` its texts are cut, and `stale_response` is left out."""
+    """A recorded answer; with `excerpt` its texts are cut, and `stale_response` and `messages` are left out."""
 
     id: int
     step: int

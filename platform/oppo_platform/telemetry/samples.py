@@ -56,7 +56,7 @@ def samples(
     """One page of answers: `{"items": [Sample + id, step, prompt_key], "next": cursor of the following page or None}`.
 
     With `excerpt` prompts and answers are cut to about that many characters from shortly before the first search hit on, and
-    `stale_response` is left out: a list of long answers would be megabytes.
+    `stale_response` and `messages` are left out: a list of long answers would be megabytes.
 
     Raises:
         BadCursor: `cursor` is no `next` of this listing.
@@ -92,7 +92,7 @@ def _as_item(row: SampleRow) -> dict[str, Any]:
 def _cut(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
     """The item with excerpts instead of its texts."""
     texts = {name: _excerpt(str(item[name]), length, words) for name in ("prompt", "response")}
-    return {name: value for name, value in item.items() if name != "stale_response"} | texts
+    return {name: value for name, value in item.items() if name not in ("stale_response", "messages")} | texts
 
 
 def _excerpt(text: str, length: int, words: list[str]) -> str:
