@@ -31,6 +31,8 @@ class Sample:
     """A recorded response. Its texts are untrusted.
 
     Attributes:
+        prompt: the prompt; of a chat prompt the last user turn.
+        messages: all turns of a chat prompt, `{"role": …, "content": …}` each; None for a plain prompt, and with `excerpt`.
         stale_response: prefix of the response that was sampled under older weights; empty with `excerpt`.
         score: reward. `kl`: nats, against the reference. `length`: tokens. `age`: steps of deferral.
         versions: policy versions of the first and last token.
@@ -50,6 +52,7 @@ class Sample:
     ending: str | None
     held_out: bool
     prompt_key: str
+    messages: list[dict[str, str]] | None = field(repr=False)
     versions: tuple[int, int] = field(repr=False)
     stale_response: str = field(repr=False)
     raw: Mapping[str, Any] = field(repr=False, compare=False)
@@ -68,8 +71,14 @@ class Sample:
         text = '<div style="white-space:pre-wrap;margin-top:.3em">'
         return (
             f'<div style="border-left:3px solid #888;padding-left:.7em;margin:.5em 0"><small>{escaped(head)}</small>'
-            f"{text}<b>{escaped(self.prompt)}</b></div>{text}{stale_html}{fresh}</div></div>"
+            f"{self._prompt_html(text)}{text}{stale_html}{fresh}</div></div>"
         )
+
+    def _prompt_html(self, opening: str) -> str:
+        if self.messages is None:
+            return f"{opening}<b>{escaped(self.prompt)}</b></div>"
+        turns = ((escaped(turn["role"]), escaped(turn["content"])) for turn in self.messages)
+        return "".join(f"{opening}<small>{role}</small><br><b>{content}</b></div>" for role, content in turns)
 
 
 def parse_log_line(row: Mapping[str, Any]) -> LogLine:
@@ -93,6 +102,7 @@ def parse_sample(row: Mapping[str, Any]) -> Sample:
         ending=row.get("ending"),
         held_out=bool(row.get("held_out")),
         prompt_key=row["prompt_key"],
+        messages=row.get("messages"),
         versions=(first, last),
         stale_response=row.get("stale_response") or "",
         raw=dict(row),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_METRICS_PER_STEP = 500
+MAX_CHAT_TURNS = 1000
 # Events dropped while the outbox is full. The supervisor signals that with a file: events file name + FULL_SUFFIX.
 DETAIL_KINDS = ("spans", "samples", "log")
 FULL_SUFFIX = ".full"
@@ -133,20 +134,22 @@ class DecisionEvent(Envelope):
     reason: str = Field(description="The reason, a sentence.")
 
 
-class ChatMessage(WireModel):
-    """A turn of a prompt that is a conversation."""
+class ChatTurn(WireModel):
+    """One turn of a chat prompt. Its text is untrusted."""
 
-    role: str = Field(description="`system`, `user` or `assistant`, or another role that the chat template knows.")
-    content: str = Field(description="Its text.")
+    role: str = Field(
+        min_length=1, max_length=100, description="`system`, `user`, `assistant` or another role of the chat template."
+    )
+    content: str = Field(max_length=MAX_EVENT_BYTES, description="The turn's text, without the template's special tokens.")
 
 
 class Sample(WireModel):
     """One trained response. Its text is untrusted."""
 
     sequence_id: int = Field(description="Its number in the run.")
-    prompt: str = Field(description="The prompt; of a conversation the last user turn.")
-    messages: list[ChatMessage] | None = Field(
-        None, description="All turns of a prompt that is a conversation, without the response; empty for other prompts."
+    prompt: str = Field(description="The prompt; of a chat prompt the last user turn.")
+    messages: list[ChatTurn] | None = Field(
+        None, max_length=MAX_CHAT_TURNS, description="All turns of a chat prompt, in order; null for a plain prompt."
     )
     response: str = Field(description="The response.")
     stale_response: str = Field(description="The first part of the response, sampled under older policy versions.")

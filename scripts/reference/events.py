@@ -38,8 +38,10 @@ def page() -> str:
 
 # Models that events contain lists of.
 PARTS: dict[str, type[BaseModel]] = {
-    "A deferred sequence": contract.DeferredSequence, "A sample": contract.Sample, "A turn": contract.ChatMessage,
-}  # fmt: skip
+    "A deferred sequence": contract.DeferredSequence,
+    "A sample": contract.Sample,
+    "A chat turn": contract.ChatTurn,
+}
 
 
 def models() -> tuple[type[contract.Envelope], ...]:

@@ -1,4 +1,4 @@
-/* A recorded response: its figures, the prompt, and the response with stale tokens underlined. All text from models and users is
+/* A recorded response: its figures, the prompt (of a chat prompt every turn), and the response with stale tokens underlined. All text from models and users is
    inserted as text. */
 (function () {
   "use strict";
@@ -15,6 +15,11 @@
     const head = s.stale_response || "", stale = head && s.response.startsWith(head);
     return el("p", { class: "text" }, stale ? el("span", { class: "v-old", title: "sampled under an older policy version" }, Oppo.marked(head, pieces)) : null, Oppo.marked(stale ? s.response.slice(head.length) : s.response, pieces));
   }
-  Oppo.sampleCard = (s, pieces = []) => el("article", { class: "card sample" }, facts(s), el("p", { class: "text prompt" }, Oppo.marked(s.prompt, pieces)), answer(s, pieces));
+  const turn = (role, text) => el("div", { class: "turn" }, el("dt", {}, role), el("dd", {}, text));
+  function turns(s, pieces) {
+    return el("dl", { class: "turns" }, s.messages.map(({ role, content }) => turn(role, el("p", { class: "text" }, Oppo.marked(content, pieces)))),
+      turn("response", answer(s, pieces)));
+  }
+  Oppo.sampleCard = (s, pieces = []) => el("article", { class: "card sample" }, facts(s), s.messages ? turns(s, pieces) : [el("p", { class: "text prompt" }, Oppo.marked(s.prompt, pieces)), answer(s, pieces)]);
   Oppo.sampleCard.versions = versions;
 })();

@@ -8,6 +8,9 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from oppo_contract.events import ChatTurn
+from tests.browser.story import SCRIPT
+
 pytestmark = pytest.mark.browser
 
 
@@ -107,3 +110,29 @@ def test_without_answers_the_page_says_why(visit, platform):
     supervisor.tell(list(story.tell(2)))
     page.click("#fresh")
     steps_shown(page, 3, 2, 1)
+
+
+def test_chat_turns_are_shown_apart_and_as_text(visit, platform):
+    run_id = platform.submit("letters chat", steps=5)
+    supervisor, story = platform.start(run_id)
+    told = list(story.tell(1))
+    turns = [{"role": "system", "content": f"Be brief. {SCRIPT}"}, {"role": "user", "content": "What is grey?"}]
+    turns += [{"role": "assistant", "content": "The harbour."}, {"role": "user", "content": f"And the sea? {SCRIPT}"}]
+    for event in (event for event in told if event.kind == "samples"):
+        sample = event.samples[0].model_copy(
+            update={"prompt": turns[-1]["content"], "messages": [ChatTurn(**turn) for turn in turns]}
+        )
+        told[told.index(event)] = event.model_copy(update={"samples": [sample]})
+    supervisor.tell(told)
+    visitor = visit()
+    page = visitor.page
+    page.goto(f"/runs/{run_id}/samples")
+    expect(page.locator("#rows .line").first).to_have_text(turns[-1]["content"])
+    page.focus("#rows .opener")
+    page.keyboard.press("Enter")
+    expect(page.locator(".detail dt")).to_have_text(["system", "user", "assistant", "user", "response"])
+    expect(page.locator(".detail dd .text").first).to_have_text(turns[0]["content"])
+    assert page.evaluate("window.pwned") is None
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        visitor.fits()

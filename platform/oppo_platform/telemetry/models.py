@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
-from django.db.models import Value
+from django.db.models import Func, Value
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import MD5, Cast, Coalesce, Concat, Lower
 
@@ -26,6 +26,12 @@ def json_text(key: str, place: int | None = None) -> KeyTextTransform:
 def derived_number(key: str, place: int | None = None) -> models.GeneratedField:
     """The value as a number; null if it was not finite."""
     return derived(Cast(json_text(key, place), models.FloatField()), models.FloatField(null=True))
+
+
+def turn_texts() -> Func:
+    """The contents of a chat prompt's turns as the text of a JSON list; null for a plain prompt."""
+    contents = Func("data", Value("$.messages[*].content"), function="jsonb_path_query_array", output_field=models.JSONField())
+    return Cast(contents, models.TextField())
 
 
 class ProducerMark(models.Model):
@@ -137,9 +143,19 @@ class SampleRow(models.Model):
         Cast(Coalesce(json_text("held_out"), Value("false"), output_field=models.TextField()), models.BooleanField()),
         models.BooleanField(),
     )
-    prompt_key = derived(MD5(json_text("prompt")), models.TextField())
+    # Two conversations may end with the same user turn (`prompt`).
+    prompt_key = derived(MD5(Coalesce(json_text("messages"), json_text("prompt"))), models.TextField())
     searched = derived(
-        Lower(Concat(json_text("prompt"), Value("\n"), json_text("response"), output_field=models.TextField())),
+        Lower(
+            Concat(
+                json_text("prompt"),
+                Value("\n"),
+                json_text("response"),
+                Value("\n"),
+                turn_texts(),
+                output_field=models.TextField(),
+            )
+        ),
         models.TextField(),
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
+from oppo_contract.events import Sample
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.search import search_terms
@@ -159,3 +161,32 @@ def test_search_terms():
     assert search_terms('the "grey sea" is') == ["the", "grey sea", "is"]
     assert search_terms('a "b') == ["a", '"b']
     assert len(search_terms("w " * 50)) == 10
+
+
+CHAT = [{"role": "system", "content": "Answer in verse."}, {"role": "user", "content": "Tell me about <b>the sea</b>."}]
+
+
+def test_chat_turns_are_stored_searched_and_tell_prompts_apart(told, events):
+    _, worker, _, attempt_id, get = told
+    same_end = [{"role": "system", "content": "Answer in prose."}, CHAT[1]]
+    plain = {"prompt": CHAT[1]["content"]}
+    samples = [answer(90, **plain, messages=CHAT), answer(91, **plain, messages=same_end), answer(92, **plain)]
+    assert worker.send_events(attempt_id, [events.step(14, 7, m=1.0), samples_event(15, 7, *samples)]).status_code == 200
+    items = {item["sequence_id"]: item for item in get(step=7).json()["items"]}
+    assert [items[number]["messages"] for number in (90, 91, 92)] == [CHAT, same_end, None]
+    assert len({item["prompt_key"] for item in items.values()}) == 3
+    assert numbers(get(q="VERSE")) == [90]
+    assert "messages" not in get(q="verse", excerpt=100).json()["items"][0]
+    assert get(f"/{items[90]['id']}").json()["messages"] == CHAT
+
+
+def test_chat_turns_are_bounded():
+    sample = {key: value for key, value in answer(1).items() if key != "held_out"}
+    for messages in (
+        [{"role": "", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": "x", "name": "y"}],
+        [CHAT[0]] * 1001,
+    ):
+        with pytest.raises(ValidationError, match="messages"):
+            Sample.model_validate({**sample, "messages": messages})
