@@ -137,7 +137,9 @@ class DecisionEvent(Envelope):
 class ChatTurn(WireModel):
     """One turn of a chat prompt. Its text is untrusted."""
 
-    role: str = Field(min_length=1, max_length=100, description="`system`, `user`, `assistant` or another role of the chat template.")
+    role: str = Field(
+        min_length=1, max_length=100, description="`system`, `user`, `assistant` or another role of the chat template."
+    )
     content: str = Field(max_length=MAX_EVENT_BYTES, description="The turn's text, without the template's special tokens.")
 
 

@@ -119,7 +119,9 @@ def test_chat_turns_are_shown_apart_and_as_text(visit, platform):
     turns = [{"role": "system", "content": f"Be brief. {SCRIPT}"}, {"role": "user", "content": "What is grey?"}]
     turns += [{"role": "assistant", "content": "The harbour."}, {"role": "user", "content": f"And the sea? {SCRIPT}"}]
     for event in (event for event in told if event.kind == "samples"):
-        sample = event.samples[0].model_copy(update={"prompt": turns[-1]["content"], "messages": [ChatTurn(**turn) for turn in turns]})
+        sample = event.samples[0].model_copy(
+            update={"prompt": turns[-1]["content"], "messages": [ChatTurn(**turn) for turn in turns]}
+        )
         told[told.index(event)] = event.model_copy(update={"samples": [sample]})
     supervisor.tell(told)
     visitor = visit()
