@@ -62,6 +62,10 @@ class Run(RunBase):
         """Queue a paused run again; with one of its checkpoints, resume from there."""
         return self._post("resume" if checkpoint is None else f"checkpoints/{checkpoint.id}/resume")
 
+    def retry(self) -> Run:
+        """Queue a failed run again, from its last checkpoint if it has one, with all its attempts."""
+        return self._post("retry")
+
     def set_priority(self, priority: int) -> Run:
         """1 to 99; higher starts first within the team."""
         return self._post("priority", priority=priority)
@@ -115,6 +119,10 @@ class Run(RunBase):
     def spec_yaml(self) -> str:
         """The spec as YAML, for `Client.submit(yaml=…)`."""
         return self._session.text(f"runs/{self.id}/spec.yaml")
+
+    def spec_python(self) -> str:
+        """Python source that submits the same spec with this client."""
+        return self._session.text(f"runs/{self.id}/spec.py")
 
     def changes(self) -> Iterator[dict[str, Any]]:
         """The summary now and after every change, until the run has ended; updates this object."""

@@ -33,7 +33,7 @@ STATE_DESCRIPTIONS: dict[RunState, str] = {
     S.PREEMPTING: "being preempted; returns to the queue with a checkpoint",
     S.CANCELLING: "cancel requested",
     S.SUCCEEDED: "all steps done, or a budget limit reached",
-    S.FAILED: "ended with an error, or failed more often than allowed",
+    S.FAILED: "ended with an error, or failed more often than allowed; a user may retry it",
     S.CANCELLED: "cancelled by a user",
 }
 ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
@@ -52,7 +52,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     # The engine may end before the cancel request reaches it.
     S.CANCELLING: frozenset({S.CANCELLED, S.SUCCEEDED, S.FAILED}),
     S.SUCCEEDED: frozenset(),
-    S.FAILED: frozenset(),
+    S.FAILED: frozenset({S.QUEUED}),  # retried by a user, from its last checkpoint
     S.CANCELLED: frozenset(),
 }
 

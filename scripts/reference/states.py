@@ -17,6 +17,7 @@ reason and actor in the same transaction. [Steering](../steering.md) lists what 
 
 """
 AFTER = """
+A failed run returns to the queue when a user retries it ([steering](../steering.md#retry)).
 allocated, starting, running, pausing and preempting may return to the queue. A later request changes pausing to preempting and
 back, and any of them to cancelling. The engine may end before a request takes effect: pausing, preempting and cancelling may
 also end in succeeded or failed.

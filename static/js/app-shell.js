@@ -41,9 +41,33 @@
       await navigator.clipboard.writeText(source.value === undefined ? source.textContent : source.value);
       window.Oppo.toast("Copied");
     } catch (e) {                                        // refused, or not a secure origin: select it, so that Ctrl-C works
-      if (source.select) source.select();
-      else getSelection().selectAllChildren(source);
-      window.Oppo.toast("Selected; press Ctrl C to copy");
+      select(source);
+    }
+  }
+  function select(source) {
+    if (source.select) source.select();
+    else getSelection().selectAllChildren(source);
+    window.Oppo.toast("Selected; press Ctrl C to copy");
+  }
+  /* Copies the text of an address; where the clipboard is refused, a dialog shows the text selected. */
+  async function copyUrl(button) {
+    const menu = button.closest("details");
+    let text = null;
+    if (menu) { menu.open = false; menu.querySelector("summary").focus(); }
+    try {
+      const reply = await fetch(button.dataset.copyUrl);
+      text = reply.ok ? await reply.text() : null;
+      if (text !== null) await navigator.clipboard.writeText(text);
+      window.Oppo.toast(text === null ? "Could not be loaded. Reload the page." : "Copied");
+    } catch (e) {
+      if (text === null) return window.Oppo.toast("The server does not respond. Try again.");
+      const area = el("textarea", { class: "input", rows: "16", readonly: true, "aria-label": "Text to copy" });
+      area.value = text;
+      const box = el("dialog", { class: "ask copied", "aria-label": button.textContent.trim(), onclose: () => box.remove() }, area,
+        el("div", { class: "row" }, el("button", { class: "btn push", type: "button", onclick: () => box.close() }, "Close")));
+      document.body.append(box);
+      box.showModal();
+      select(area);
     }
   }
   /* The bell: number of unread alerts, polled. Pages that learn of an alert earlier call `Oppo.askUnread`. */
@@ -76,6 +100,7 @@
   document.addEventListener("keydown", onKey);
   document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
   document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));
+  document.querySelectorAll("[data-copy-url]").forEach((b) => b.addEventListener("click", () => copyUrl(b)));
   document.querySelectorAll("[data-dialog]").forEach((b) => b.addEventListener("click", () => document.getElementById(b.dataset.dialog).showModal()));
   document.querySelectorAll("[data-close]").forEach((b) => b.addEventListener("click", () => b.closest("dialog").close()));
   document.querySelectorAll("select[data-submits]").forEach((s) => s.addEventListener("change", () => s.form.requestSubmit()));

@@ -7,6 +7,7 @@
   const dialog = document.getElementById("wish-dialog");
   if (!dialog) return;
   const form = dialog.querySelector("form"), input = document.getElementById("wish-value"), sure = document.getElementById("wish-confirm");
+  const retry = document.getElementById("retry"), effect = document.getElementById("retry-effect");
   const error = dialog.querySelector(".error");
   const ASKED = {
     pause: { title: "Pause", confirm: "Pause run", keep: "Cancel" },
@@ -52,12 +53,27 @@
   }
   function show(summary) {
     buttons.forEach((button) => { button.hidden = !(button.dataset.wish in summary.wishes); });
+    retry.hidden = effect.hidden = !summary.wishes.retry;
+    setText(effect, summary.wishes.retry || "");
     document.querySelectorAll("[data-part=priority]").forEach((node) => setText(node, String(summary.priority)));
     document.querySelectorAll("[data-part=limit]").forEach((node) => setText(node, f.duration(summary.max_runtime_s)));
     if (!dialog.open || !action) return;
     if (action in summary.wishes) setText(document.getElementById("wish-words"), summary.wishes[action]);
     else dialog.close();                                 // the state has changed, and the action no longer applies
   }
+  /* One click: nothing is lost by a retry. The banner says from which step it goes on. */
+  async function retryRun() {
+    retry.disabled = true;
+    try {
+      run.take(await Oppo.api.post(`runs/${run.id}/retry`));
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      Oppo.toast(e instanceof Oppo.ApiError ? e.message : "The server does not respond. Try again.");
+    } finally {
+      retry.disabled = false;
+    }
+  }
+  retry.addEventListener("click", retryRun);
   buttons.forEach((button) => button.addEventListener("click", () => ask(button.dataset.wish)));
   form.addEventListener("submit", send);
   run.follow(show);

@@ -102,3 +102,30 @@ def test_a_reader_stays_where_the_newer_attempt_has_been_and_is_offered_its_answ
     samples.click("#fresh >> text=The run was resumed")
     steps_shown(samples, *range(14, 0, -1))
     expect(samples.locator("#fresh")).to_be_hidden()
+
+
+def test_two_tabs_retry_a_failed_run_once(visit, platform):
+    from oppo_platform.runs.models import Run
+
+    run_id = platform.submit("letters retried", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    visitors = [visit(), visit(viewport={"width": 390, "height": 860})]
+    pages = [visitor.page for visitor in visitors]
+    for page in pages:
+        page.goto(f"/runs/{run_id}")
+        expect(page.locator("#retry")).to_be_hidden()
+    supervisor.end("failed", "The reward service does not respond.")
+    for visitor in visitors:
+        expect(visitor.page.locator("#retry-effect")).to_contain_text("queues this run again; it restarts from step 0")
+        visitor.fits()
+    pages[0].focus("#retry")
+    pages[0].keyboard.press("Enter")
+    for page in pages:
+        page.wait_for_selector(".pill[data-state=queued]")
+        expect(page.locator("#retry")).to_be_hidden()
+        expect(page.locator("[data-part=reason]")).to_contain_text("Retried by mira. Restarts from step 0.")
+    visitors[1].expects("409")
+    refused = pages[1].evaluate("Oppo.api.post(`runs/${Oppo.run.id}/retry`).catch((e) => e.message)")
+    assert "Only failed runs can be retried" in refused
+    assert Run.objects.get(pk=run_id).transitions.filter(old="failed").count() == 1

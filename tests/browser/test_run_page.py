@@ -358,3 +358,30 @@ def test_logs_come_as_they_are_written(visit, platform):
     expect(page.locator("#log li[data-level=warn]")).to_have_count(1)
     supervisor.tell(list(story.tell(2)))
     page.wait_for_selector("#log >> text=step 2 of 30")
+
+
+def test_the_spec_is_copied_as_yaml_and_as_python(visit, two_runs):
+    from oppo_contract.spec import load_spec
+    from oppo_contract.yaml_text import parse_yaml
+    from oppo_platform.runs.models import Run
+
+    visitor = visit(permissions=["clipboard-read", "clipboard-write"])
+    page, spec = visitor.page, load_spec(Run.objects.get(pk=two_runs[1]).spec)
+    page.goto(f"/runs/{two_runs[1]}/config")
+    page.focus(".actions .menu summary")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".toast >> text=Copied")
+    assert load_spec(parse_yaml(page.evaluate("navigator.clipboard.readText()"))) == spec
+    page.click("main .card >> text=Copy as Python")
+    wait_until(lambda: "Client()" in page.evaluate("navigator.clipboard.readText()"), "The snippet is not in the clipboard.")
+    compile(page.evaluate("navigator.clipboard.readText()"), "copied", "exec")
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
+    page.click("main .card >> text=Copy as Python")
+    assert "Client()" in page.locator("dialog.copied textarea").input_value()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog.copied")).to_have_count(0)
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        visitor.fits()

@@ -44,7 +44,12 @@ CALLS = {
     "checkpoint": lambda c, run: run.checkpoint(),
 }
 PAGE = Answer(200, b"<html>Log in", {"Content-Type": "text/html; charset=utf-8"})
-FILES = {"spec_yaml": lambda run: run.spec_yaml(), "spec": lambda run: run.spec(), "trace": lambda run: run.trace(range(3))}
+FILES = {
+    "spec_yaml": lambda run: run.spec_yaml(),
+    "spec_python": lambda run: run.spec_python(),
+    "spec": lambda run: run.spec(),
+    "trace": lambda run: run.trace(range(3)),
+}
 ODD = [PAGE, said({"ok": True}), said([]), said({"items": "none", "next": None}), said({"items": [3], "next": None})]
 
 

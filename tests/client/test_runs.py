@@ -157,3 +157,16 @@ def test_representations_say_what_it_is_and_no_secret(client, live, token, spec)
     assert token not in repr(client) + repr(vars(client)) + repr(run)
     assert isinstance(run, Run)
     assert len({run, client.get(run.id)}) == 1
+
+
+def test_the_python_snippet_submits_the_same_spec(client, live, token, monkeypatch, capsys):
+    run = client.submit(yaml=YAML, project=live.project.name)
+    monkeypatch.setenv("OPPO_URL", live.web.url)
+    monkeypatch.setenv("OPPO_TOKEN", token)
+    scope = {}
+    exec(run.spec_python(), scope)
+    again = scope["run"]
+    assert again.id != run.id
+    assert (again.spec(), again.project) == (run.spec(), run.project)
+    assert capsys.readouterr().out.strip() == again.url
+    scope["client"].close()

@@ -29,7 +29,7 @@ def test_the_table_names_every_state() -> None:
 @pytest.mark.parametrize("state", RunState)
 def test_an_ended_state_is_final_and_every_other_can_end(state: RunState) -> None:
     if state in ENDED:
-        assert TRANSITIONS[state] == frozenset()
+        assert TRANSITIONS[state] == ({S.QUEUED} if state == S.FAILED else frozenset())  # a user may retry it
     else:
         assert reachable_from(state) & ENDED
         assert reachable_from(state) >= {S.CANCELLED}
@@ -38,7 +38,7 @@ def test_an_ended_state_is_final_and_every_other_can_end(state: RunState) -> Non
 
 def test_states_that_may_return_to_the_queue() -> None:
     returning = {state for state in RunState if can_transition(state, S.QUEUED)}
-    assert returning == {S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.PAUSED}
+    assert returning == {S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.PAUSED, S.FAILED}
 
 
 def test_a_paused_run_waits_or_ends_and_does_nothing_else() -> None:

@@ -1,8 +1,8 @@
 """Opens and closes alerts.
 
-Guarantees: at most one alert per condition is open for a run, and `failed` and `finished` are announced once per run (unique
-constraints); of concurrent closings exactly one succeeds (compare-and-set). Deliveries are created in the same transaction, so
-none is lost or duplicated. Callers hold the run's lock.
+Guarantees: at most one alert per condition is open for a run, and `failed` and `finished` are announced once per end of a run
+(unique constraints); of concurrent closings exactly one succeeds (compare-and-set). Deliveries are created in the same
+transaction, so none is lost or duplicated. Callers hold the run's lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def open_alert(
     """
     now = clock.now()
     once = condition in ANNOUNCEMENTS
-    same = {"run": run, "condition": condition} if once else {"run": run, "condition": condition, "closed_at": None}
+    same = {"run": run, "condition": condition} | ({"epoch": run.epochs} if once else {"closed_at": None})
     values = {"team_id": run.project.team_id, "why": why[:LONGEST_WHY], "value": value, "threshold": threshold, "step": run.step}
     times = {"opened_at": now, "closed_at": now if once else None}
     alert, new = Alert.objects.get_or_create(**same, defaults={**values, **times})

@@ -74,6 +74,7 @@ class Alert(models.Model):
     value = models.FloatField(null=True, help_text="What was measured when it opened, in the threshold's unit.")
     threshold = models.FloatField(null=True, help_text="What the rule allowed then.")
     step = models.PositiveIntegerField(help_text="The run's newest step when it opened.")
+    epoch = models.PositiveIntegerField(default=0, help_text="Attempts of the run then. A retried run ends again.")
     opened_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True)
     closed_why = models.TextField(blank=True)
@@ -84,9 +85,9 @@ class Alert(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["run", "condition"], condition=Q(closed_at=None), name="one_open_alert_a_condition"),
             models.UniqueConstraint(
-                fields=["run", "condition"],
+                fields=["run", "condition", "epoch"],
                 condition=Q(condition__in=sorted(c.value for c in ANNOUNCEMENTS)),
-                name="one_announcement_a_run",
+                name="one_announcement_an_end",
             ),
         ]
         indexes = [

@@ -15,9 +15,15 @@ ANY_ALERT = "any"
 def register() -> None:
     """Register the hooks, once when Django starts."""
     transitions.ON_END.append(lambda run_id: Ending.objects.create(run_id=run_id))
+    transitions.ON_REOPEN.append(_withdraw_end)
     selectors.ANNOTATIONS.update(open_alerts=open_alerts, is_silent=silent)
     description = "an open alert: a condition, or any"
     filtering.ADDED_FIELDS["alert"] = filtering.Field(description, [ANY_ALERT, *Condition], _with_alert)
+
+
+def _withdraw_end(run_id: int) -> None:
+    """An end that was not announced yet is none."""
+    Ending.objects.filter(pk=run_id).delete()
 
 
 def _with_alert(value: str) -> Q:

@@ -58,8 +58,10 @@ from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import Checkpoint
+from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
+from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
 from oppo_platform.storage.trash import DeletionRefused
 from oppo_platform.usecases.check_spec import check_spec
@@ -221,6 +223,15 @@ def download_spec(request: HttpRequest, run_id: RunId) -> HttpResponse:
     return answer
 
 
+@api.get("runs/{int:run_id}/spec.py", summary="A Python snippet that submits a run's spec", openapi_extra=file("text/x-python"))
+def download_snippet(request: HttpRequest, run_id: RunId) -> HttpResponse:
+    """Source for the notebook client; running it queues a run with the same spec in the same project."""
+    run = get_run_row(request, run_id)
+    answer = HttpResponse(spec_python(run), content_type="text/x-python; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.py"'
+    return answer
+
+
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """A waiting run ends at once; a running engine is stopped with the next heartbeat. Idempotent for ended runs."""
@@ -239,6 +250,13 @@ def pause_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
 def resume_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """The run is queued again. 409 if it is neither paused nor pausing, or has reached its time limit."""
     lifecycle.resume_run(run_id, managing_actor(request, run_id))
+    return get_run_summary(request, run_id)
+
+
+@api.post("runs/{int:run_id}/retry", summary="Retry a failed run from its last checkpoint")
+def retry_failed_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
+    """The same run is queued again with all its attempts, from its start if it has no checkpoint. 409 if it has not failed."""
+    retry_run(run_id, managing_actor(request, run_id))
     return get_run_summary(request, run_id)
 
 

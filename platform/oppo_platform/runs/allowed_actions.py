@@ -6,7 +6,7 @@ from typing import Literal
 
 from oppo_contract.states import ENDED, RunState
 
-RunAction = Literal["pause", "resume", "cancel", "priority", "extend"]
+RunAction = Literal["pause", "resume", "retry", "cancel", "priority", "extend"]
 S = RunState
 SAVES = "The engine finishes its chunk, saves a checkpoint of the unfinished step and releases the devices. The run"
 
@@ -36,11 +36,17 @@ LATER_PRIORITY = "Priority applies when the run waits again and when the schedul
 EXTEND = "Adds to the run's total time limit. At the limit the run is paused with a checkpoint."
 
 
-def allowed_actions(state: str, limited: bool) -> dict[RunAction, str]:
-    """Actions allowed now, each with its effect. `limited`: the run has a time limit that can be extended."""
+def allowed_actions(state: str, limited: bool, saved_step: int | None = None) -> dict[RunAction, str]:
+    """Actions allowed now, each with its effect.
+
+    `limited`: the run has a time limit that can be extended. `saved_step`: of its last checkpoint.
+    """
     now = RunState(state)
     stops: dict[RunAction, dict[RunState, str]] = {"pause": PAUSE, "resume": RESUME, "cancel": CANCEL}
     described = {action: effects[now] for action, effects in stops.items() if now in effects}
+    if now == S.FAILED:
+        start = "restarts from step 0" if saved_step is None else f"resumes from step {saved_step}"
+        described["retry"] = f"A retry queues this run again; it {start}, with all its attempts."
     if now not in ENDED | {S.CANCELLING}:
         described["priority"] = WAITING_PRIORITY if now in (S.QUEUED, S.PAUSED) else LATER_PRIORITY
         if limited:
@@ -50,7 +56,7 @@ def allowed_actions(state: str, limited: bool) -> dict[RunAction, str]:
 
 def refusal(action: str, state: str) -> str:
     """Why an action is not allowed in a state."""
-    if RunState(state) in ENDED:
+    if RunState(state) in ENDED and action != "retry":
         return f"Cannot {action} a run that has ended ({state}). Fork it to start a new run."
     if state == S.CANCELLING:
         return f"Cannot {action} a run that is being cancelled."

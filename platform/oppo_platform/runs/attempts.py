@@ -237,7 +237,7 @@ def _end_with_outcome(run: Run, attempt: Attempt, outcome: wire.Outcome, node: N
 
 def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
     """Move the run after the end of an attempt; `retry_decision.verdict` decides."""
-    deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
+    deaths = Attempt.objects.filter(run=run, epoch__gt=run.retried_after, outcome__in=DIED).count()
     ended = AttemptEnd(attempt.outcome, reason, lines, deaths, attempt.exit_code)
     after = verdict(ended, run.state, run.reason, build_retry_policy(run), describe_resume(run))
     run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None

@@ -70,6 +70,7 @@ class Run(models.Model):
     begins_after = models.PositiveIntegerField(default=0, help_text="Checkpoints of attempts up to this epoch do not count then.")
     forked_run = models.PositiveBigIntegerField(null=True, help_text="Number of the run that it was forked from, gone or not.")
     forked_step = models.PositiveIntegerField(null=True, help_text="Step of the checkpoint that it began with.")
+    retried_after = models.PositiveIntegerField(default=0, help_text="Failures of attempts up to this epoch no longer count.")
     epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")
     deleted_at = models.DateTimeField(null=True, help_text="Since then it is in the trash (`storage.trash`) and on no list.")
     archived_at = models.DateTimeField(null=True, help_text="Since then lists show it only when they are asked to.")

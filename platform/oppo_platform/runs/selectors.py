@@ -14,6 +14,7 @@ from typing import Any, Literal
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from typing_extensions import TypedDict
 
 from oppo_contract.spec import load_spec
@@ -27,7 +28,7 @@ from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.allowed_actions import RunAction, allowed_actions
 from oppo_platform.runs.filtering import apply_list_filter, sort_expression
-from oppo_platform.runs.models import Attempt, Launch, Run
+from oppo_platform.runs.models import Attempt, Checkpoint, Launch, Run
 
 MOST_RUNS_A_PAGE = 200
 # Annotations that apps above `runs` add to summaries, by name; set in `AppConfig.ready`.
@@ -129,7 +130,7 @@ def run_summary(run: Run) -> RunSummary:
         priority=run.priority,
         queued_at=iso(run.queued_at),
         max_runtime_s=run.max_runtime_s,
-        wishes=allowed_actions(run.state, run.max_runtime_s is not None),
+        wishes=allowed_actions(run.state, run.max_runtime_s is not None, run.saved_step),  # type: ignore[attr-defined]
         error=run.error,
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
@@ -158,14 +159,19 @@ def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 
 def _with_summary_fields(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts."""
+    """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts.
+
+    `saved_step` is the step of `attempts.latest_checkpoint`.
+    """
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     reporting = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
+    saved = Checkpoint.objects.filter(run=OuterRef("pk"), attempt__epoch__gt=OuterRef("begins_after")).order_by("-step")
     further = {f"attempt__{name}": value for name, value in newest.items()}
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
         reporting_attempt=Subquery(reporting.values("epoch")[:1]),
+        saved_step=Coalesce(Subquery(saved.values("step")[:1]), F("begins_with__step")),
         **{name: expression() for name, expression in ANNOTATIONS.items()},
     )
 

@@ -2,7 +2,7 @@
 
 Guarantee: every change of `Run.state` follows `oppo_contract.states.TRANSITIONS`, is made by exactly one of concurrent callers
 (compare-and-set on the old state), and adds a `Transition` row in the same transaction. `ON_END` is called in that transaction at
-a run's end.
+a run's end, `ON_REOPEN` when a user retries it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from oppo_platform.runs.models import Run, Transition
 
 # Called with the run's id at its end. Apps above `runs` add theirs in `AppConfig.ready`.
 ON_END: list[Callable[[int], None]] = []
+ON_REOPEN: list[Callable[[int], None]] = []
 
 
 AttemptConflict = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
@@ -58,6 +59,8 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
             changes["started_at"] = now
         if new in ENDED:
             changes["ended_at"] = now
+        elif old in ENDED:
+            changes |= {"ended_at": None, "error": "", "last_log_lines": []}
         if new == RunState.FAILED:
             changes["error"] = reason
         moved = Run.objects.filter(pk=run.pk, state=old).update(cursor=F("cursor") + 1, **changes)
@@ -66,9 +69,8 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
         Transition.objects.create(run_id=run.pk, old=old, new=new, reason=reason, actor=actor, at=now)
         if actor.startswith(audit.PERSON):
             audit.record(run.project.team_id, actor, f"run.{new}", f"run {run.pk} {run.name}", old=old)
-        if new in ENDED:
-            for ended in ON_END:
-                ended(run.pk)
+        for hook in ON_END if new in ENDED else ON_REOPEN if old in ENDED else ():
+            hook(run.pk)
         run_changed(run.pk)
         if new == RunState.QUEUED or new in ENDED:
             wake_scheduler()

@@ -188,6 +188,11 @@ def _begin_detail(run_id: int, team_id: int, days: int) -> bool:
     return True
 
 
+def on_reopen(run_id: int) -> None:
+    """A retried run grows again, and its new detail is shown."""
+    RunStorage.objects.filter(run=run_id).update(settled=False, detail_deleted_at=None, detail_pending=False)
+
+
 def _record_change(run: Run, reason: str) -> None:
     Change.objects.create(run=run, what=RETENTION, reason=reason, actor=RETENTION, at=clock.now())
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)

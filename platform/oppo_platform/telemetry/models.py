@@ -5,6 +5,7 @@ Rows belong to an attempt; `selectors` merge a run's attempts (the newer wins fr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.db import models
@@ -28,10 +29,10 @@ def derived_number(key: str, place: int | None = None) -> models.GeneratedField:
     return derived(Cast(json_text(key, place), models.FloatField()), models.FloatField(null=True))
 
 
-def turn_texts() -> Func:
-    """The contents of a chat prompt's turns as the text of a JSON list; null for a plain prompt."""
+def searched_texts() -> Iterator[Any]:
+    """Prompt, response, and the contents of a chat prompt's turns as the text of a JSON list; a line each."""
     contents = Func("data", Value("$.messages[*].content"), function="jsonb_path_query_array", output_field=models.JSONField())
-    return Cast(contents, models.TextField())
+    yield from (json_text("prompt"), Value("\n"), json_text("response"), Value("\n"), Cast(contents, models.TextField()))
 
 
 class ProducerMark(models.Model):
@@ -145,19 +146,7 @@ class SampleRow(models.Model):
     )
     # Two conversations may end with the same user turn (`prompt`).
     prompt_key = derived(MD5(Coalesce(json_text("messages"), json_text("prompt"))), models.TextField())
-    searched = derived(
-        Lower(
-            Concat(
-                json_text("prompt"),
-                Value("\n"),
-                json_text("response"),
-                Value("\n"),
-                turn_texts(),
-                output_field=models.TextField(),
-            )
-        ),
-        models.TextField(),
-    )
+    searched = derived(Lower(Concat(*searched_texts(), output_field=models.TextField())), models.TextField())
 
     class Meta:
         indexes = [

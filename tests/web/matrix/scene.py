@@ -56,6 +56,7 @@ def set_the_scene(world: Any, events: Any) -> dict[str, Any]:
     found["alert"] = open_alert(run, Condition.KL_ABOVE, "KL to the reference: 63 nats.", 63.0, 50.0).pk
     found["paused"], found["its_checkpoint"], found["other_attempt_token"] = _paused(world, second, "ada")
     found["held"], found["held_at"], _ = _paused(world, second, "ben")
+    found["failed"] = _failed(world, second)
     found |= {"waiting": world.submit().pk, "limited": world.submit(queue={"max_runtime_hours": 1}).pk}
     for name in ("ended", "deleted"):
         found[name] = world.submit().pk
@@ -66,6 +67,17 @@ def set_the_scene(world: Any, events: Any) -> dict[str, Any]:
     node = Node.objects.get(name="node1")
     found |= {"node": node.pk, "pool": node.pool_id, "device": node.devices.get().pk}
     return found | _of_the_team(world)
+
+
+def _failed(world: Any, worker: Any) -> int:
+    """A run that failed before it had a checkpoint."""
+    run = world.submit()
+    world.cycle()
+    attempt = run.attempts.get()
+    assert worker.claim(attempt.pk).status_code == 200
+    failed = {"epoch": 1, "outcome": "failed", "reason": "The reward is not finite."}
+    assert worker.attempt(attempt.pk, "outcome", failed).status_code == 200
+    return run.pk
 
 
 def _paused(world: Any, worker: Any, user: str) -> tuple[int, int, str]:

@@ -25,6 +25,7 @@ from oppo_platform.cluster.pools import drain, undrain
 from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs.models import Allocation, Run
+from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.scheduling.quotas import set_quota, set_weight
@@ -250,9 +251,10 @@ class ControlPlane:
             "resume": lambda: lifecycle.resume_run(run_id, actor),
             "preempt": lambda: lifecycle.preempt_run(run_id, "An administrator wants room.", actor),
             "priority": lambda: lifecycle.set_priority(run_id, self.rng.randint(1, 99), actor),
+            "retry": lambda: retry_run(run_id, actor),
             "extend": lambda: lifecycle.extend_run(run_id, 0.01, actor),
         }
-        name = self.rng.choices(list(wishes), (2, 4, 5, 2, 2, 1))[0]
+        name = self.rng.choices(list(wishes), (2, 4, 5, 2, 2, 3, 1))[0]
         self.say(f"somebody wants to {name} run {run_id}")
         for _ in range(self.rng.choice((1, 1, 2))):  # an impatient finger
             with suppress(lifecycle.NotPossible):

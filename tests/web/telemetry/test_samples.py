@@ -182,11 +182,7 @@ def test_chat_turns_are_stored_searched_and_tell_prompts_apart(told, events):
 
 def test_chat_turns_are_bounded():
     sample = {key: value for key, value in answer(1).items() if key != "held_out"}
-    for messages in (
-        [{"role": "", "content": "x"}],
-        [{"role": "user"}],
-        [{"role": "user", "content": "x", "name": "y"}],
-        [CHAT[0]] * 1001,
-    ):
+    unknown_key = [{"role": "user", "content": "x", "name": "y"}]
+    for messages in ([{"role": "", "content": "x"}], [{"role": "user"}], unknown_key, [CHAT[0]] * 1001):
         with pytest.raises(ValidationError, match="messages"):
             Sample.model_validate({**sample, "messages": messages})
