@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 import structlog
 
-from oppo_contract.model_folder import PICKLED, TINY, ModelFolderError, check_weight_format, link_problem, read_config
+from oppo_contract.model_folder import (
+    PICKLED,
+    TINY,
+    ModelFolderError,
+    check_weight_format,
+    count_weights,
+    link_problem,
+    read_config,
+)
 from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
@@ -112,7 +120,7 @@ class Catalogue:
         architecture, task, context, vocab = _parse_config(config)
         return CatalogueEntry(
             id=name, kind="model", bytes=sum(sizes), architecture=architecture, task=task, tokenizer_digest=digest,
-            context=context, vocab=vocab,
+            context=context, vocab=vocab, weights=count_weights(folder) if sizes else 0,
         )  # fmt: skip
 
     def _prompts(self, file: Path, name: str) -> CatalogueEntry:

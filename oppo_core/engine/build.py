@@ -17,6 +17,7 @@ from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
+from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.load_roles import DTYPES, FrozenBase, check_contexts, load_actor, load_critic, load_reference
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, move_to_shared_memory, shared_memory_shortage, use_shared_weights
@@ -84,9 +85,9 @@ def assemble(
             pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
-            chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
+            chunk=ChunkState(spec.initial_chunk_size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
             cpu_time=CpuTime(memory=device.type == "cpu"), conversations=read_conversations(spec, roots, codec),
-            parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
+            parameters=size_and_adapters(network)[0],
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:

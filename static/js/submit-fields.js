@@ -81,6 +81,15 @@
         box.replaceChildren(...mine.flatMap((p) => [icon("warning"), el("span", { class: "text" }, sentence(p), p.suggestion ? " " : null, p.suggestion ? fix(p, input, apply) : null)]));
       });
     }
+    /* What a run will use for settings that are left empty: as placeholder, and with the reason below the input. */
+    function choose(chosen) {
+      inputs.filter((i) => i.tagName === "INPUT").forEach((input) => {
+        const one = chosen[input.dataset.path], help = $(`${input.id}-h`), note = help.querySelector(".chosen");
+        input.placeholder = one ? shown(one.value) : "";
+        if (note) note.remove();
+        if (one) help.append(el("span", { class: "chosen" }, ` This run: ${shown(one.value)}, because ${one.reason}.`));
+      });
+    }
     function fix(problem, input, apply) {
       return el("button", { type: "button", onclick: () => apply(problem, input) }, `Use ${problem.suggestion}`);
     }
@@ -89,6 +98,6 @@
     form.addEventListener("input", (e) => { if (e.target.dataset.path && e.target.tagName === "INPUT") onChange(e.target); });
     form.addEventListener("change", (e) => { if (e.target.dataset.path && e.target.tagName === "SELECT") onChange(e.target); });
     inputs.filter((i) => i.dataset.kind === "reward").forEach((i) => $(`${i.id}-rule`).addEventListener("input", () => onChange(i)));
-    return { fill, write, complain, fieldOf, sentence };
+    return { fill, write, choose, complain, fieldOf, sentence };
   };
 })();

@@ -19,6 +19,9 @@ from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
 
+HEADER = b'{"a": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(24)
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -34,7 +37,7 @@ def root(tmp_path: Path) -> Path:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
-        (folder / "model.safetensors").write_bytes(b"12345")
+        (folder / "model.safetensors").write_bytes(WEIGHTS)
         (folder / "tokenizer.json").write_bytes(tokenizer)
     (tmp_path / "letters" / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
     (tmp_path / ".hidden").mkdir()
@@ -52,7 +55,8 @@ def test_models_and_prompts_are_found_and_described(root: Path) -> None:
     assert {id for id, entry in entries.items() if entry.problem} == {"broken"}
     assert entries["letters/actor"].task == "causal_lm"
     assert entries["letters/reward"].task == "sequence_classification"
-    assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, 5)
+    assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, len(WEIGHTS))
+    assert entries["qwen"].weights == 6
     assert entries["llama-rm"].task == "sequence_classification"
     assert entries["qwen"].tokenizer_digest == hashlib.sha256(b'{"a": "tokenizer"}').hexdigest()
     assert entries["letters/prompts.jsonl"].rows == 2
@@ -72,22 +76,25 @@ def test_refresh_reports_changes_only(root: Path) -> None:
 def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> None:
     (root / "pruned.jsonl").symlink_to(root / "gone")
     (root / "lost-7B").symlink_to(root / "nowhere")
-    (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone")
+    (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone-too")
     os.mkfifo(root / "pipe.jsonl")
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jsonl")).write_text("{}")
     (root / "qwen" / "config.json").write_text("[" * 100_000)
+    (root / "letters" / "actor" / "model.safetensors").write_bytes(WEIGHTS[:20])
     catalogue = Catalogue([root])
     with structlog.testing.capture_logs() as said:
         assert catalogue.refresh(0.0)
         assert not catalogue.refresh(1e6)
     problems = {entry.id: entry.problem for entry in catalogue.entries if entry.problem}
-    assert problems.keys() == {"pruned.jsonl", "lost-7B", "llama-rm", "pipe.jsonl", "qwen", "broken"}
+    assert problems.keys() == {"pruned.jsonl", "lost-7B", "llama-rm", "pipe.jsonl", "qwen", "broken", "letters/actor"}
+    assert problems["letters/actor"].endswith("actor/model.safetensors is not a complete safetensors file; copy it again")
     assert problems["pruned.jsonl"] == f"{root}/pruned.jsonl is a link to {root}/gone, which does not exist"
     assert problems["lost-7B"] == f"{root}/lost-7B is a link to {root}/nowhere, which does not exist"
     assert problems["pipe.jsonl"] == f"{root}/pipe.jsonl cannot be read: not a regular file"
     assert problems["broken"].startswith(f"{root}/broken/config.json is not JSON")
     assert [Path(entry["path"]).name for entry in said] == ["caf\\udce9.jsonl"], "its name cannot be sent; said once"
     (root / "gone").write_text("{}\n")
+    (root / "gone-too").write_bytes(WEIGHTS)
     assert catalogue.refresh(2e6)
     assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries if not entry.problem}
 

@@ -23,6 +23,7 @@ class ModelFacts:
     tokenizer_digest: str
     context: int
     vocab: int = 0
+    weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
