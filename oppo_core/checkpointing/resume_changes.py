@@ -43,5 +43,11 @@ def apply_changes(changes: Iterable[Change], engine: Engine) -> None:
         engine.overcommit.overcommit = min(max(overcommit, bounds.min), bounds.max)
     if any(matches_rule(path, "overlap.chunk") for path in paths):
         engine.chunk = ChunkState(spec.initial_chunk_size if "overlap.chunk.size" in paths else engine.chunk.size)
-    if paths & {"evaluation", "evaluation.prompts", "evaluation.prompt_field", "evaluation.count", "evaluation.greedy"}:
+    if any(matches_rule(path, "evaluation.columns") for path in paths) or paths & {
+        "evaluation",
+        "evaluation.prompts",
+        "evaluation.prompt_field",
+        "evaluation.count",
+        "evaluation.greedy",
+    }:
         engine.run_score.reset_evaluations()

@@ -27,7 +27,7 @@ from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.vllm_model import check_classifier
 from oppo_core.rollout.build import build_stop_conditions, decode_slots
-from oppo_core.rollout.prompts import PromptError, read_prompts
+from oppo_core.rollout.prompts import PromptError, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.validate import tracker_errors
 from oppo_estimate.memory import Item, Role, checkpoint_bytes, memory_items
@@ -229,7 +229,12 @@ def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findi
             continue
         prompts = findings.check(
             lambda name=name, data=data: read_prompts(  # type: ignore[misc]
-                find(data.prompts, roots), data.prompt_field, codec, spec.rollout.max_prompt_tokens, f"{name}.prompt_field"
+                prompt_files(data, roots),
+                data.prompt_field,
+                codec,
+                spec.rollout.max_prompt_tokens,
+                f"{name}.prompt_field",
+                data.columns,
             )
         )
         if data is spec.data and prompts:

@@ -45,14 +45,17 @@
         const current = typeof value === "string" ? value : pathOrTiny(value) && (value.tiny ? "tiny:" : `path:${value.path}`);
         options(input, [["actor", "copy of the actor"], ["reward", "copy of the reward model"], ...named(models(""), "path:"), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
       },
-      prompts(input, value) { options(input, named(catalogue.filter((c) => c.kind === "prompts")), value || ""); },
+      prompts(input, value) {
+        const several = Array.isArray(value);
+        options(input, [...named(catalogue.filter((c) => c.kind === "prompts")), ...(several ? [["kept:", "several files (see YAML)"]] : [])], several ? "kept:" : value || "");
+      },
     };
     const keepTiny = (spec, path, then) => (S.get(spec, `${path}.tiny`) ? S.get(spec, path) : then);
     const READ = {
       actor: (input, spec) => (input.value === "tiny:" ? keepTiny(spec, "models.actor", null) : { path: input.value }),
       reward: (input, spec) => (input.value === "rule:" ? { rule: $(`${input.id}-rule`).value } : ["tiny:", "kept:"].includes(input.value) ? S.get(spec, "models.reward") : { model: { path: input.value } }),
       critic: (input, spec) => (input.value.startsWith("path:") ? { path: input.value.slice(5) } : input.value === "tiny:" ? S.get(spec, "models.critic") : input.value),
-      prompts: (input) => input.value,
+      prompts: (input, spec) => (input.value === "kept:" ? S.get(spec, "data.prompts") : input.value),
     };
     /* Show `spec`; the focused input keeps its text. */
     function fill(spec) {

@@ -7,10 +7,14 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
 import pytest
 import structlog
 
@@ -115,6 +119,34 @@ def test_weights_of_another_format_are_listed_with_the_command_that_converts_the
     assert problems["old"] == f"{root}/old has its weights in pytorch_model-00001-of-00002.bin only; {needs} {root}/old FOLDER"
     assert problems["quantised"] == f"{root}/quantised has its weights in model.gguf only; {needs} {root}/quantised FOLDER"
     assert problems["qwen"] == "", "it has safetensors too"
+
+
+def test_columnar_prompts_are_counted_by_their_metadata(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"prompt": [f"prompt {n}" for n in range(70)]})
+    parts = root / "set"
+    parts.mkdir()
+    for name in ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet"):
+        pq.write_table(table, parts / name)
+    with pa.ipc.new_stream(root / "stream.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    with pa.ipc.new_file(root / "file.feather", table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    (root / "cut.parquet").write_bytes((parts / "train-00000-of-00002.parquet").read_bytes()[:100])
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    rows = {entry.id: entry.rows for entry in catalogue.entries if entry.kind == "prompts"}
+    assert (rows["stream.arrow"], rows["file.feather"], rows["set/train-00000-of-00002.parquet"], rows["set"]) == (
+        70,
+        70,
+        70,
+        140,
+    )
+    (cut,) = [entry for entry in catalogue.entries if entry.id == "cut.parquet"]
+    assert cut.problem.startswith(f"{root}/cut.parquet is not a complete Parquet file: ")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    without = Catalogue([root])
+    without.refresh()
+    assert {entry.rows for entry in without.entries if entry.id in ("set", "stream.arrow")} == {0}, "unknown"
 
 
 def test_links_are_followed_inside_the_roots_and_named_outside_as_the_engine_does(root: Path, tmp_path_factory: Any) -> None:

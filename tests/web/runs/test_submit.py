@@ -222,6 +222,15 @@ def test_a_list_costs_the_same_number_of_queries_however_long(world, browser, dj
         assert len(browser.get("/api/v1/runs").json()["items"]) == 30
 
 
+def test_every_file_of_a_list_must_be_in_the_catalogue(world, browser, make_spec, base_catalogue, make_entry):
+    world.worker(catalogue=[*base_catalogue, make_entry("parts", "prompts")])
+    told = complaint(browser, spec=make_spec(data={"prompts": ["letters", "lost.parquet"]}))
+    assert (told["path"], told["value"]) == ("data.prompts", "lost.parquet")
+    data = {"prompts": ["letters", "parts"], "columns": {"prompt": "question"}}
+    assert send(browser, spec=make_spec(data=data)).status_code == 201
+    assert Run.objects.get().needs["prompts"] == ["letters", "parts"]
+
+
 def test_an_entry_that_cannot_be_used_is_refused_with_its_problem(world, browser, make_spec, base_catalogue, make_entry):
     problem = "/models/linked is a link to /data/linked, outside the models root /models; copy it or move it there"
     unusable = make_entry("linked", problem=problem)
