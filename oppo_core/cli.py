@@ -108,6 +108,7 @@ def _train(
     from oppo_core.control.stop_conditions import ASKED_TO_STOP
     from oppo_core.engine.build import assemble
     from oppo_core.engine.preflight import require_preflight
+    from oppo_core.engine.resolve_defaults import resolve_defaults
     from oppo_core.models.load_roles import describe_models
     from oppo_core.train import train
 
@@ -120,7 +121,8 @@ def _train(
         trackers.start(spec, options.out)
     resume = options.resume_from
     changes = verify(resume, spec) if resume is not None else []
-    journal.write("log", stream="stdout", lines=describe_models(spec, options.root))
+    spec, chosen = resolve_defaults(spec, options.root, resume)
+    journal.write("log", stream="stdout", lines=[*chosen, *describe_models(spec, options.root)])
     engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
     for part in (engine.decoder, engine.scorers, engine.hardware):
         parts.callback(part.close)

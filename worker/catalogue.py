@@ -16,7 +16,16 @@ from typing import Any, Literal
 
 import structlog
 
-from oppo_contract.model_folder import PICKLED, TINY, ModelFolderError, check_weight_format, link_problem, read_config
+from oppo_contract.model_folder import (
+    PICKLED,
+    TINY,
+    ModelFolderError,
+    check_weight_format,
+    count_weights,
+    link_problem,
+    read_config,
+)
+from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of
 from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
@@ -79,8 +88,10 @@ class Catalogue:
                 subfolders[:] = []  # files below a model folder belong to the model
                 yield from self._describe("model", here, root)
                 continue
+            if here != root and len(files) > 1 and all(SHARD.search(name) and Path(name).suffix in FORMATS for name in files):
+                yield from self._describe("prompts", here, root)
             for name in sorted(files):
-                if name.endswith(".jsonl"):
+                if Path(name).suffix in FORMATS:
                     yield from self._describe("prompts", here / name, root)
                 elif name.endswith(".gguf") or not (here / name).exists():  # or a link to nothing, most likely to a model
                     yield from self._describe("model", here / name, root)
@@ -112,12 +123,18 @@ class Catalogue:
         architecture, task, context, vocab = _parse_config(config)
         return CatalogueEntry(
             id=name, kind="model", bytes=sum(sizes), architecture=architecture, task=task, tokenizer_digest=digest,
-            context=context, vocab=vocab,
+            context=context, vocab=vocab, weights=count_weights(folder) if sizes else 0,
         )  # fmt: skip
 
     def _prompts(self, file: Path, name: str) -> CatalogueEntry:
-        size = _stat_regular(file).st_size
-        return CatalogueEntry(id=name, kind="prompts", bytes=size, rows=int(self._cached(file, _row_count)))
+        """A file, or a folder of the parts of a dataset."""
+        try:
+            files = expand([file])
+        except PromptFilesError as error:
+            raise ModelFolderError(str(error)) from None
+        sizes = [_stat_regular(part).st_size for part in files]
+        rows = sum(int(self._cached(part, _row_count)) for part in files)
+        return CatalogueEntry(id=name, kind="prompts", bytes=sum(sizes), rows=rows)
 
     def _cached(self, file: Path, read: Callable[[Path], str | int]) -> str:
         status = file.stat()
@@ -221,6 +238,35 @@ def _sha256(file: Path) -> str:
 
 
 def _row_count(file: Path) -> int:
+    """Records of a prompts file; of a columnar one by its metadata, or 0 (unknown) without pyarrow."""
+    if format_of(file) == JSON_LINES:
+        return _line_count(file)
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        return 0
+    try:
+        with pyarrow.memory_map(str(file)) as source:
+            if format_of(file) == PARQUET:
+                return int(pyarrow.parquet.read_metadata(source).num_rows)
+            return _arrow_rows(pyarrow, source)
+    except pyarrow.ArrowException as error:
+        raise ModelFolderError(f"{file} is not a complete {format_of(file)} file: {error}") from None
+
+
+def _arrow_rows(pyarrow: Any, source: Any) -> int:
+    """Rows of Arrow's file or stream format; the data of a memory map are not read."""
+    try:
+        reader = pyarrow.ipc.open_file(source)
+    except pyarrow.ArrowInvalid:
+        source.seek(0)
+        return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(source))
+    return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+
+
+def _line_count(file: Path) -> int:
     rows, last = 0, b"\n"
     with file.open("rb") as content:
         while block := content.read(1 << 20):

@@ -42,6 +42,12 @@ def apply_changes(changes: Iterable[Change], engine: Engine) -> None:
         overcommit = bounds.initial if bounds.controller == "fixed" else engine.overcommit.overcommit
         engine.overcommit.overcommit = min(max(overcommit, bounds.min), bounds.max)
     if any(matches_rule(path, "overlap.chunk") for path in paths):
-        engine.chunk = ChunkState(spec.overlap.chunk.size if "overlap.chunk.size" in paths else engine.chunk.size)
-    if paths & {"evaluation", "evaluation.prompts", "evaluation.prompt_field", "evaluation.count", "evaluation.greedy"}:
+        engine.chunk = ChunkState(spec.initial_chunk_size if "overlap.chunk.size" in paths else engine.chunk.size)
+    if any(matches_rule(path, "evaluation.columns") for path in paths) or paths & {
+        "evaluation",
+        "evaluation.prompts",
+        "evaluation.prompt_field",
+        "evaluation.count",
+        "evaluation.greedy",
+    }:
         engine.run_score.reset_evaluations()

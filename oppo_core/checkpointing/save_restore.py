@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from oppo_contract.chosen_defaults import keep_chosen
 from oppo_contract.resume_rules import Change, diff_specs, matches_rule
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing.atomic_dir import MANIFEST, new_draft, publish, restore_former, sha256, sync_files
@@ -162,7 +163,8 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     state = read_state(folder)
     if state["format"] not in READABLE:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READABLE[0]} to {READABLE[-1]}")
-    changes = diff_specs(load_stored_spec(state["spec"]), spec)
+    saved = load_stored_spec(state["spec"])
+    changes = diff_specs(saved, keep_chosen(spec, saved))
     in_flight = sum(len(read_state(path)["pool"]) for path in rank_dirs(folder))
     if refusals := find_refusals(changes, in_flight, spec):
         raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refusals))

@@ -17,6 +17,7 @@ from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
+from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.load_roles import DTYPES, FrozenBase, check_contexts, load_actor, load_critic, load_reference
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, move_to_shared_memory, shared_memory_shortage, use_shared_weights
@@ -33,7 +34,7 @@ from oppo_core.rollout.conversations import read_conversations
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.held_out import build_evaluator
-from oppo_core.rollout.prompts import PromptStream, read_prompts
+from oppo_core.rollout.prompts import PromptStream, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.scoring.early import EarlyScorers
 from oppo_core.scoring.process import ProcessScorers
@@ -71,7 +72,6 @@ def assemble(
     source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
     layout, scorer_device = build_layout(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace, gpus = build_recorder(layout.actor_devices, device), (device, scorer_device)
-    prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = build_evaluator(spec, roots, network, codec, ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
@@ -80,18 +80,24 @@ def assemble(
         scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
-            spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
+            spec=spec, layout=layout, codec=codec, prompts=_read_prompts(spec, roots, codec),
             pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
-            chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
+            chunk=ChunkState(spec.initial_chunk_size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
             cpu_time=CpuTime(memory=device.type == "cpu"), conversations=read_conversations(spec, roots, codec),
-            parameters=sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()),  # full size in ZeRO-3
+            parameters=size_and_adapters(network)[0],
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:
         budget.on_shrink = engine.trace.record_shrunk
     return engine
+
+
+def _read_prompts(spec: RunSpec, roots: list[Path], codec: TextCodec) -> PromptStream:
+    data, longest = spec.data, spec.rollout.max_prompt_tokens
+    prompts = read_prompts(prompt_files(data, roots), data.prompt_field, codec, longest, columns=data.columns)
+    return PromptStream(prompts, spec.seed, data.shuffle)
 
 
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:

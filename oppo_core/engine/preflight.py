@@ -20,14 +20,14 @@ from oppo_contract.model_folder import TINY, ModelFolderError, check_reward_mode
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.checkpointing.atomic_dir import free_bytes
 from oppo_core.engine.layout import LayoutError, scoring_device, select_device
-from oppo_core.models.load_roles import DTYPES, role_models
+from oppo_core.models.load_roles import DTYPES
 from oppo_core.ppo.ptx_mix import read_texts
 from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.vllm_model import check_classifier
 from oppo_core.rollout.build import build_stop_conditions, decode_slots
-from oppo_core.rollout.prompts import PromptError, read_prompts
+from oppo_core.rollout.prompts import PromptError, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.validate import tracker_errors
 from oppo_estimate.memory import Item, Role, checkpoint_bytes, memory_items
@@ -192,7 +192,7 @@ def _roles(spec: RunSpec, roots: list[Path], refused: RefusedModels) -> list[Rol
 def _models(spec: RunSpec) -> list[tuple[str, ModelSpec, Head, bool]]:
     """Each role with its model, its head, and whether it is trained."""
     kinds: dict[str, tuple[Head, bool]] = {"actor": ("lm", True), "reference": ("lm", False), "critic": ("scalar", True)}
-    return [(name, model, *kinds.get(name, ("scalar", False))) for name, model in role_models(spec).items()]
+    return [(name, model, *kinds.get(name, ("scalar", False))) for name, model in spec.role_models().items()]
 
 
 def _trained(spec: RunSpec, name: str, shape: Shape) -> int:
@@ -229,7 +229,12 @@ def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findi
             continue
         prompts = findings.check(
             lambda name=name, data=data: read_prompts(  # type: ignore[misc]
-                find(data.prompts, roots), data.prompt_field, codec, spec.rollout.max_prompt_tokens, f"{name}.prompt_field"
+                prompt_files(data, roots),
+                data.prompt_field,
+                codec,
+                spec.rollout.max_prompt_tokens,
+                f"{name}.prompt_field",
+                data.columns,
             )
         )
         if data is spec.data and prompts:

@@ -66,6 +66,11 @@ def has_lora(network: object) -> bool:
     return hasattr(network, DIGEST)
 
 
+def size_and_adapters(network: nn.Module) -> tuple[int, bool]:
+    """A network's number of weights, unsharded, and whether only adapters of it are trained."""
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()), has_lora(network)
+
+
 def linear_layers(body: nn.Module) -> list[str]:
     """Names of the linear layers in a model's blocks, without embeddings and heads."""
     from transformers.pytorch_utils import Conv1D

@@ -57,25 +57,14 @@ def load_critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Netwo
     if not spec.ppo.has_critic:
         return None
     lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    network = load_model(_critic_source(spec), "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
+    network = load_model(spec.role_models()["critic"], "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
     check_contexts(spec, network)
     return network
 
 
-def role_models(spec: RunSpec) -> dict[str, ModelSpec]:
-    """The model of each role that the run loads, the actor first; rewards are numbered from 1."""
-    models = {"actor": spec.models.actor, "reference": spec.models.reference or spec.models.actor}
-    if spec.ppo.has_critic:
-        models["critic"] = _critic_source(spec)
-    for number, source in enumerate(spec.models.reward.sources(), start=1):
-        if source.model is not None:
-            models[f"reward {number}"] = source.model
-    return models
-
-
 def describe_models(spec: RunSpec, roots: list[Path]) -> list[str]:
     """A line for each role's model: where its weights come from, and their size on disk."""
-    return [f"Loading {role}: {_describe(model, roots)}" for role, model in role_models(spec).items()]
+    return [f"Loading {role}: {_describe(model, roots)}" for role, model in spec.role_models().items()]
 
 
 def _describe(model: ModelSpec, roots: list[Path]) -> str:
@@ -87,15 +76,6 @@ def _describe(model: ModelSpec, roots: list[Path]) -> str:
     except ModelFolderError:  # a hub id, which transformers resolves
         return model.path
     return f"{folder} ({mib(sum(file.stat().st_size for file in folder.glob('*.safetensors')))})"
-
-
-def _critic_source(spec: RunSpec) -> ModelSpec:
-    if spec.models.critic == "actor":
-        return spec.models.actor
-    if spec.models.critic == "reward":
-        assert spec.models.reward.model is not None  # the spec's validator guarantees it
-        return spec.models.reward.model
-    return spec.models.critic
 
 
 def check_contexts(spec: RunSpec, network: Network) -> None:

@@ -20,6 +20,7 @@ from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
+from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import restore_weights, save_actor, save_weights
@@ -126,7 +127,8 @@ class ActorTrainer:
         self.max_new_tokens = max_new_tokens
         self.seed = seed
         prepare_for_training(network, training)
-        self.optimizer = backend(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        rates = actor_rates(ppo, steps, *size_and_adapters(network))
+        self.optimizer = backend(network, rates, ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None

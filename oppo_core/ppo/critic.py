@@ -18,7 +18,7 @@ from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
-from oppo_core.models.adapters import load_trained_weights, trained_weights
+from oppo_core.models.adapters import load_trained_weights, size_and_adapters, trained_weights
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import save_weights
@@ -92,7 +92,8 @@ class CriticTrainer:
         self.seed = seed
         prepare_for_training(network, training)
         self.training = training
-        self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        rates = critic_rates(ppo, steps, *size_and_adapters(network))
+        self.optimizer = backend(network, rates, ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
         self._early: list[Tensor] = []  # gradients of answers trained before the batch was complete
         self._early_sums = ValueSums()

@@ -21,6 +21,7 @@ from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, needs_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.conversations import Conversations, read_conversations
+from oppo_core.rollout.prompts import prompt_files
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_estimate.shapes import read_shape
 
@@ -127,7 +128,7 @@ class RewardBuilder:
         records, longest = PromptRecords(keys), self.spec.rollout.max_prompt_tokens
         for data in (self.spec.data, self.spec.evaluation):
             if data is not None:
-                records.read(find(data.prompts, self.roots), data.prompt_field, self.codec, longest)
+                records.read(prompt_files(data, self.roots), data.prompt_field, self.codec, longest, data.columns)
         return records
 
 

@@ -5,7 +5,6 @@ Scorers identify a sequence by its tokens, so records are found by them, for tra
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rollout.chat import is_conversation
-from oppo_core.rollout.prompts import read_prompts
+from oppo_core.rollout.prompt_files import iter_records
+from oppo_core.rollout.prompts import Files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec
 
 MESSAGES = "messages"
@@ -29,20 +29,25 @@ class PromptRecords:
         self._records: dict[bytes, Record] = {}
         self._where: dict[bytes, str] = {}
 
-    def read(self, path: Path, prompt_field: str, codec: TextCodec, longest: int) -> None:
-        """Add a file. Its lines must have been accepted as prompts (`read_prompts`).
+    def read(
+        self, files: Files, prompt_field: str, codec: TextCodec, longest: int, columns: Mapping[str, str] | None = None
+    ) -> None:
+        """Add files. Their records must have been accepted as prompts (`read_prompts`).
 
         Raises:
             PromptError: as `read_prompts`.
             RewardError: two lines have the same prompt and differ otherwise, so that the record would be ambiguous.
         """
-        prompts = read_prompts(path, prompt_field, codec, longest)
-        with path.open(encoding="utf-8") as file:
-            lines = [(number, json.loads(text)) for number, text in enumerate(file, start=1) if text.strip()]
-        for ids, (number, fields) in zip(prompts, lines, strict=True):
-            key, where = ids.tobytes(), f"{path.name}, line {number}"
+        prompts = read_prompts(files, prompt_field, codec, longest, columns=columns)
+        records = iter_records([files] if isinstance(files, Path) else files, columns)
+        for ids, (fields, where) in zip(prompts, records, strict=True):
+            key = ids.tobytes()
             row = _with_messages(fields, prompt_field)
             record = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
+            if binary := [name for name, value in record.items() if isinstance(value, bytes)]:
+                raise RewardError(
+                    f"{where}: column {binary[0]!r} is binary, which a reward cannot read; leave it out of the file"
+                )
             if self._records.setdefault(key, record) != record:
                 raise RewardError(
                     f"{where} has the same prompt as {self._where[key]}, but differs otherwise; the reward reads more of a"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from oppo_contract.model_folder import find
+from oppo_contract.sections.run import PromptSource
 from oppo_contract.spec import RunSpec
 from oppo_core.rollout.chat import Message, is_conversation
-from oppo_core.rollout.prompts import iter_records
+from oppo_core.rollout.prompt_files import iter_records
+from oppo_core.rollout.prompts import prompt_files
 from oppo_core.rollout.tokenizer import TextCodec
 
 
@@ -20,10 +21,10 @@ class Conversations:
     def __init__(self) -> None:
         self._messages: dict[bytes, list[Message]] = {}
 
-    def read(self, path: Path, prompt_field: str, codec: TextCodec) -> None:
-        """Add a prompts file that `read_prompts` accepts; only its conversations are tokenized."""
-        for record, _ in iter_records(path):
-            messages = record[prompt_field]
+    def read(self, data: PromptSource, roots: list[Path], codec: TextCodec) -> None:
+        """Add prompts that `read_prompts` accepts; only conversations are tokenized."""
+        for record, _ in iter_records(prompt_files(data, roots), data.columns):
+            messages = record[data.prompt_field]
             if is_conversation(messages):
                 turns = [{"role": message["role"], "content": message["content"]} for message in messages]
                 self._messages.setdefault(_key(codec.chat(messages)), turns)
@@ -38,7 +39,7 @@ def read_conversations(spec: RunSpec, roots: list[Path], codec: TextCodec) -> Co
     conversations = Conversations()
     for data in (spec.data, spec.evaluation):
         if data is not None:
-            conversations.read(find(data.prompts, roots), data.prompt_field, codec)
+            conversations.read(data, roots, codec)
     return conversations
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.protocol import Network
@@ -22,7 +21,7 @@ from oppo_core.rng import Use
 from oppo_core.rollout.build import build_stop_conditions, decode_settings
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import build_decoder
-from oppo_core.rollout.prompts import read_prompts
+from oppo_core.rollout.prompts import prompt_files, read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import TextCodec
@@ -106,8 +105,9 @@ def build_evaluator(
     requested = spec.evaluation
     if requested is None:
         return None
-    path, limit = find(requested.prompts, roots), spec.rollout.max_prompt_tokens
-    prompts = read_prompts(path, requested.prompt_field, codec, limit, "evaluation.prompt_field")[: requested.count]
+    files, limit = prompt_files(requested, roots), spec.rollout.max_prompt_tokens
+    setting, columns = "evaluation.prompt_field", requested.columns
+    prompts = read_prompts(files, requested.prompt_field, codec, limit, setting, columns)[: requested.count]
     rows = evaluation_rows(spec, len(prompts))
     settings = replace(decode_settings(spec, codec), use=Use.EVALUATION, scores_stale_tokens=False, keeps_cache=False)
     if requested.greedy:

@@ -1,73 +1,71 @@
-"""The prompt dataset (JSON Lines), and its shuffled order as a function of (seed, epoch)."""
+"""The prompt dataset, and its shuffled order as a function of (seed, epoch)."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_contract.model_folder import find
+from oppo_contract.prompt_files import PromptFilesError, expand
+from oppo_contract.sections.run import PromptSource
 from oppo_core.rng import Use, generator
 from oppo_core.rollout.chat import ChatError, is_conversation
+from oppo_core.rollout.prompt_files import PromptError, iter_records
 from oppo_core.rollout.tokenizer import TextCodec, UnknownWordError
 
-
-class PromptError(ValueError):
-    """An invalid prompts file; the message names file and line."""
+__all__ = ["PromptError", "PromptStream", "digest", "iter_rows", "prompt_files", "read_prompts"]
+Files = Path | Rows[Path]
 
 
 def read_prompts(
-    path: Path, key: str, codec: TextCodec, longest: int, setting: str = "data.prompt_field"
-) -> list[NDArray[np.int64]]:
-    """Read a JSON Lines file as token ids. A value is text, a list of {role, content} messages, or a list of token ids.
+    files: Files, key: str, codec: TextCodec, longest: int, setting: str = "data.prompt_field",
+    columns: Mapping[str, str] | None = None,
+) -> list[NDArray[np.int64]]:  # fmt: skip
+    """Read prompts files as token ids. A value is text, a list of {role, content} messages, or a list of token ids.
 
-    `setting` is the spec setting that names `key`, for error messages.
+    `setting` is the spec setting that names `key`, for error messages; `columns` as in `iter_records`.
 
     Raises:
         PromptError: invalid JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, messages without
             role or content or without a chat template; no prompt at all.
     """
     prompts: list[NDArray[np.int64]] = []
-    for ids, where in iter_rows(path, key, setting, codec):
+    for ids, where in iter_rows(files, key, setting, codec, columns):
         if len(ids) > longest:
             raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
         prompts.append(ids)
-    if not prompts:
-        raise PromptError(f"{path.name} holds no prompt")
     return prompts
 
 
-def iter_rows(path: Path, key: str, setting: str, codec: TextCodec) -> Iterator[tuple[NDArray[np.int64], str]]:
-    """Yield each row's token ids, and its file and line for error messages. `setting` is as in `read_prompts`.
+def iter_rows(
+    files: Files, key: str, setting: str, codec: TextCodec, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[NDArray[np.int64], str]]:
+    """Yield each record's token ids, and its file and line for error messages. Arguments as of `read_prompts`.
 
     Raises:
-        PromptError: invalid JSON, a missing key, an empty value, a token outside the vocabulary.
+        PromptError: see `iter_records`; or a missing key, an empty value, a token outside the vocabulary.
     """
-    for record, where in iter_records(path):
+    for record, where in iter_records(_listed(files), columns, setting.rpartition(".")[0]):
         yield _row(record, key, setting, codec, where), where
 
 
-def iter_records(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the JSON value of each line, with its file and line for error messages. Raises PromptError for invalid JSON."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"{path.name}, line {number}"
-            if line.strip():
-                yield _parse(line, where), where
+def _listed(files: Files) -> Rows[Path]:
+    return [files] if isinstance(files, Path) else files
 
 
-def _parse(line: bytes, where: str) -> Any:
+def prompt_files(data: PromptSource, roots: list[Path]) -> list[Path]:
+    """The files of the spec's prompts, in order. Raises ModelFolderError for a missing one, PromptError as `expand`."""
     try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{where}: not UTF-8: {error}") from None
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where}: not JSON: {error.msg}, at character {error.pos + 1}") from None
+        return expand([find(path, roots) for path in data.paths])
+    except PromptFilesError as error:
+        raise PromptError(str(error)) from None
 
 
 def _row(row: Any, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:

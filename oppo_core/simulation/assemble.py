@@ -117,7 +117,7 @@ def assemble(
         decoder=SimulatedDecoder(machine, length, most, spec.overlap.kv_after_update == "keep"),
         actor=SimulatedActor(machine, spec.ppo), scorers=_scorers(spec, machine), journal=MemoryJournal(machine), out=out,
         model_source=None, trace=machine.trace, progress=Progress(kl_coefficient=spec.ppo.kl.coefficient),
-        overcommit=OvercommitState(spec.initial_overcommit), chunk=ChunkState(spec.overlap.chunk.size),
+        overcommit=OvercommitState(spec.initial_overcommit), chunk=ChunkState(spec.initial_chunk_size),
         update=_update(spec, devices), clock=machine.timeline, set_threads=machine.use, experience=SimulatedExperience(machine),
     )  # fmt: skip
     return engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from oppo_contract.chosen_defaults import critic_learning_rate, learning_rate
 from oppo_contract.sections.ppo import Schedule
 from oppo_contract.spec import Ppo
 
@@ -36,12 +37,17 @@ class Rates:
         return self.peak * (self.final + (1 - self.final) * share)
 
 
-def actor_rates(ppo: Ppo, steps: int) -> Rates:
-    """The actor's rates, which start after critic warm-up (`value_warmup_steps`)."""
-    return Rates(ppo.learning_rate, ppo.warmup_steps, ppo.schedule, ppo.final_rate, ppo.value_warmup_steps, steps)
+def actor_rates(ppo: Ppo, steps: int, weights: int, adapters: bool) -> Rates:
+    """The actor's rates, which start after critic warm-up (`value_warmup_steps`).
+
+    `weights`: of the network; `adapters`: whether only adapters are trained. They decide where the spec leaves the rate empty.
+    """
+    peak = ppo.learning_rate or learning_rate(weights, adapters)
+    return Rates(peak, ppo.warmup_steps, ppo.schedule, ppo.final_rate, ppo.value_warmup_steps, steps)
 
 
-def critic_rates(ppo: Ppo, steps: int) -> Rates:
-    """The critic's rates."""
+def critic_rates(ppo: Ppo, steps: int, weights: int, adapters: bool) -> Rates:
+    """The critic's rates; arguments as of `actor_rates`."""
+    peak = ppo.critic_learning_rate or critic_learning_rate(weights, adapters)
     warmup = ppo.warmup_steps if ppo.critic_warmup_steps is None else ppo.critic_warmup_steps
-    return Rates(ppo.critic_learning_rate, warmup, ppo.critic_schedule, ppo.final_rate, 0, steps)
+    return Rates(peak, warmup, ppo.critic_schedule, ppo.final_rate, 0, steps)

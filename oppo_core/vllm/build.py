@@ -82,7 +82,7 @@ def build_decoder(
             engine.shutdown()
         loop.close()
         raise
-    interval = min(spec.overlap.chunk.size, STREAM_INTERVAL)
+    interval = min(spec.initial_chunk_size, STREAM_INTERVAL)
     return StreamingDecoder(
         engine, loop, settings, weight_transfer, stops, interval, sleeps=sleeps, draws_by_position=on_gpu
     )  # fmt: skip

@@ -139,7 +139,7 @@ def _assumptions(case: Case, steps: int) -> str:
     ppo, overlap = spec.ppo, spec.overlap
     longest, excluded = spec.rollout.max_new_tokens, min(overlap.max_age + 1, steps - 1)
     return (
-        f"\nAssumed: B {ppo.batch_size}, {ppo.epochs} epochs, C {overlap.chunk.size}, Δ {overlap.overcommit.initial},"
+        f"\nAssumed: B {ppo.batch_size}, {ppo.epochs} epochs, C {spec.initial_chunk_size}, Δ {overlap.overcommit.initial},"
         f" max_age {overlap.max_age}; responses {lengths_text(case.devices)}, cut at {longest:,} tokens, prompts of"
         f" {workload.prompt_tokens}. Means of {steps} simulated steps, without the first {excluded}."
         " No constant is fitted to the paper unless a row says so; sources: docs/simulation.md."

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TINY = "oppo_tiny"  # `model_type` of our own architecture
+MAX_HEADER_BYTES = 10**8  # as in the safetensors library
 PICKLED = "pytorch_model*.bin"
 CLASSIFIER = "ForSequenceClassification"
 
@@ -103,7 +104,13 @@ def count_weights(folder: Path) -> int:
     count = 0
     for file in files:
         with file.open("rb") as content:
-            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+            size = int.from_bytes(content.read(8), "little")
+            try:
+                header = json.loads(content.read(size)) if size <= MAX_HEADER_BYTES else None
+            except ValueError:
+                header = None
+        if not isinstance(header, dict):
+            raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")
         count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return count
 

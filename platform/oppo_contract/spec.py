@@ -301,6 +301,27 @@ class RunSpec(Section):
         } | {path: source.model for path, source in self.models.reward.sources_by_path() if source.reads == "tokens"}
         return [(path, m.tiny) for path, m in roles.items() if isinstance(m, ModelSpec) and m.tiny is not None]
 
+    def role_models(self) -> dict[str, ModelSpec]:
+        """The model of each role that the run loads, the actor first; rewards are numbered from 1."""
+        named = self.models
+        models = {"actor": named.actor, "reference": named.reference or named.actor}
+        if self.ppo.has_critic:
+            sources = {"actor": named.actor, "reward": named.reward.model}
+            critic = sources[named.critic] if isinstance(named.critic, str) else named.critic
+            assert critic is not None  # validated: `reward` needs a single model
+            models["critic"] = critic
+        for number, source in enumerate(named.reward.sources(), start=1):
+            if source.model is not None:
+                models[f"reward {number}"] = source.model
+        return models
+
+    @property
+    def initial_chunk_size(self) -> int:
+        """C at the first step. Empty: a response of maximum length has at least four chunks, so that its scoring overlaps."""
+        if self.overlap.chunk.size is not None:
+            return self.overlap.chunk.size
+        return min(32, max(8, 1 << max(0, (self.rollout.max_new_tokens // 4).bit_length() - 1)))
+
     @property
     def initial_overcommit(self) -> int:
         """Δ at the first step; 0 without deferral."""

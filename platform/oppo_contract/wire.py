@@ -35,6 +35,7 @@ ADDED_IN_VERSION: dict[tuple[str, str], int] = {
     ("DeviceReport", "health"): 2,
     ("Claim", "address"): 3,
     ("Claimed", "rendezvous"): 3,
+    ("CatalogueEntry", "weights"): 4,
     ("CatalogueEntry", "problem"): 4,
     ("NodeHeartbeat", "deleted"): 4,
     ("NodeHeartbeat", "disks"): 4,
@@ -76,6 +77,7 @@ class CatalogueEntry(WireModel):
     context: int = Field(0, ge=0, le=MAX_TOKENS, description="Tokens; 0: unknown, here and below.")
     vocab: int = Field(0, ge=0, le=MAX_TOKENS)
     rows: int = Field(0, ge=0)
+    weights: int = Field(0, ge=0, description="Numbers in a model's safetensors.")
     problem: str = Field("", max_length=MAX_PROBLEM, description="Why no run can use it, as text; empty: no known problem.")
 
 

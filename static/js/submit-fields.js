@@ -45,14 +45,17 @@
         const current = typeof value === "string" ? value : pathOrTiny(value) && (value.tiny ? "tiny:" : `path:${value.path}`);
         options(input, [["actor", "copy of the actor"], ["reward", "copy of the reward model"], ...named(models(""), "path:"), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
       },
-      prompts(input, value) { options(input, named(catalogue.filter((c) => c.kind === "prompts")), value || ""); },
+      prompts(input, value) {
+        const several = Array.isArray(value);
+        options(input, [...named(catalogue.filter((c) => c.kind === "prompts")), ...(several ? [["kept:", "several files (see YAML)"]] : [])], several ? "kept:" : value || "");
+      },
     };
     const keepTiny = (spec, path, then) => (S.get(spec, `${path}.tiny`) ? S.get(spec, path) : then);
     const READ = {
       actor: (input, spec) => (input.value === "tiny:" ? keepTiny(spec, "models.actor", null) : { path: input.value }),
       reward: (input, spec) => (input.value === "rule:" ? { rule: $(`${input.id}-rule`).value } : ["tiny:", "kept:"].includes(input.value) ? S.get(spec, "models.reward") : { model: { path: input.value } }),
       critic: (input, spec) => (input.value.startsWith("path:") ? { path: input.value.slice(5) } : input.value === "tiny:" ? S.get(spec, "models.critic") : input.value),
-      prompts: (input) => input.value,
+      prompts: (input, spec) => (input.value === "kept:" ? S.get(spec, "data.prompts") : input.value),
     };
     /* Show `spec`; the focused input keeps its text. */
     function fill(spec) {
@@ -81,6 +84,15 @@
         box.replaceChildren(...mine.flatMap((p) => [icon("warning"), el("span", { class: "text" }, sentence(p), p.suggestion ? " " : null, p.suggestion ? fix(p, input, apply) : null)]));
       });
     }
+    /* What a run will use for settings that are left empty: as placeholder, and with the reason below the input. */
+    function choose(chosen) {
+      inputs.filter((i) => i.tagName === "INPUT").forEach((input) => {
+        const one = chosen[input.dataset.path], help = $(`${input.id}-h`), note = help.querySelector(".chosen");
+        input.placeholder = one ? shown(one.value) : "";
+        if (note) note.remove();
+        if (one) help.append(el("span", { class: "chosen" }, ` This run: ${shown(one.value)}, because ${one.reason}.`));
+      });
+    }
     function fix(problem, input, apply) {
       return el("button", { type: "button", onclick: () => apply(problem, input) }, `Use ${problem.suggestion}`);
     }
@@ -89,6 +101,6 @@
     form.addEventListener("input", (e) => { if (e.target.dataset.path && e.target.tagName === "INPUT") onChange(e.target); });
     form.addEventListener("change", (e) => { if (e.target.dataset.path && e.target.tagName === "SELECT") onChange(e.target); });
     inputs.filter((i) => i.dataset.kind === "reward").forEach((i) => $(`${i.id}-rule`).addEventListener("input", () => onChange(i)));
-    return { fill, write, complain, fieldOf, sentence };
+    return { fill, write, choose, complain, fieldOf, sentence };
   };
 })();

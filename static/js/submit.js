@@ -45,6 +45,7 @@
     if (side === "form" && reply.yaml) yaml.value = reply.yaml;
     if (side === "yaml" && reply.spec) spec = reply.spec;
     else if (side === "form" && reply.ok) spec = reply.spec;
+    fields.choose(reply.chosen || {});
     fill();
     showVerdict();
   }

@@ -23,6 +23,7 @@ CATALOGUE = [
         tokenizer_digest="d1",
         context=768,
         vocab=64,
+        weights=600_000,
     ),
     wire.CatalogueEntry(
         id="letters/other-actor",
@@ -33,6 +34,7 @@ CATALOGUE = [
         tokenizer_digest="d2",
         context=768,
         vocab=64,
+        weights=600_000,
     ),
     wire.CatalogueEntry(
         id="letters/reward",
@@ -43,6 +45,7 @@ CATALOGUE = [
         tokenizer_digest="d1",
         context=768,
         vocab=64,
+        weights=600_000,
     ),
     wire.CatalogueEntry(id="letters/prompts.jsonl", kind="prompts", bytes=60_000, rows=1024),
 ]

@@ -189,6 +189,19 @@ def test_form_keeps_its_input_when_the_session_ends(visit, platform):
     assert Run.objects.filter(name="typed before").count() == 1
 
 
+def test_an_empty_setting_shows_the_value_that_the_run_will_use(visit, platform):
+    page = open_form(visit)
+    box = page.locator("[data-path='overlap.chunk.size']")
+    expect(box).to_have_value("")
+    expect(box).to_have_attribute("placeholder", "32")
+    page.fill("[data-path='rollout.max_new_tokens']", "40")
+    expect(box).to_have_attribute("placeholder", "8")
+    expect(page.locator("#f-overlap-chunk-size-h .chosen")).to_contain_text(
+        "This run: 8, because a quarter of max_new_tokens, 40"
+    )
+    expect(page.locator("[data-path='ppo.learning_rate']")).to_have_attribute("placeholder", "3e-4")
+
+
 def test_a_model_that_no_run_can_use_is_listed_with_the_reason_and_cannot_be_chosen(visit, platform):
     page = open_form(visit)
     option = page.locator("[data-path='models.actor'] option", has_text="letters/linked")

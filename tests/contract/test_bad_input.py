@@ -77,7 +77,7 @@ CASES = [
     ("ppo.algorithm", "grpo", "ppo.group_size", "does not fit algorithm grpo", "1", "2 or more", None),
     ("ppo.group_size", 4, "ppo.group_size", "does not fit algorithm ppo", "4", "1", None),
     ("ppo.normalize_advantages_by_std", False, "ppo.normalize_advantages_by_std", None, "false", "true (the default)", None),
-    ("ppo", {**GRPO, "critic_learning_rate": 1e-3}, "ppo.critic_learning_rate", None, "0.001", "1e-05 (the default)", None),
+    ("ppo", {**GRPO, "critic_learning_rate": 1e-3}, "ppo.critic_learning_rate", None, "0.001", "null (the default)", None),
     ("ppo", {**GRPO, "gamma": 0.9}, "ppo.gamma", "has no effect with algorithm grpo", "0.9", "1.0 (the default)", None),
     ("ppo", {**GRPO, "value_clip_range": None}, "ppo.value_clip_range", None, "null", "0.2 (the default)", None),
     ("ppo", {**GRPO, "whiten_rewards": True}, "ppo.whiten_rewards", None, "true", "false (the default)", None),

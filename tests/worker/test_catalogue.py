@@ -7,10 +7,14 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
 import pytest
 import structlog
 
@@ -18,6 +22,9 @@ from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
+
+HEADER = b'{"a": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(24)
 
 
 @pytest.fixture
@@ -34,7 +41,7 @@ def root(tmp_path: Path) -> Path:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
-        (folder / "model.safetensors").write_bytes(b"12345")
+        (folder / "model.safetensors").write_bytes(WEIGHTS)
         (folder / "tokenizer.json").write_bytes(tokenizer)
     (tmp_path / "letters" / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
     (tmp_path / ".hidden").mkdir()
@@ -52,7 +59,8 @@ def test_models_and_prompts_are_found_and_described(root: Path) -> None:
     assert {id for id, entry in entries.items() if entry.problem} == {"broken"}
     assert entries["letters/actor"].task == "causal_lm"
     assert entries["letters/reward"].task == "sequence_classification"
-    assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, 5)
+    assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, len(WEIGHTS))
+    assert entries["qwen"].weights == 6
     assert entries["llama-rm"].task == "sequence_classification"
     assert entries["qwen"].tokenizer_digest == hashlib.sha256(b'{"a": "tokenizer"}').hexdigest()
     assert entries["letters/prompts.jsonl"].rows == 2
@@ -72,22 +80,25 @@ def test_refresh_reports_changes_only(root: Path) -> None:
 def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> None:
     (root / "pruned.jsonl").symlink_to(root / "gone")
     (root / "lost-7B").symlink_to(root / "nowhere")
-    (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone")
+    (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone-too")
     os.mkfifo(root / "pipe.jsonl")
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jsonl")).write_text("{}")
     (root / "qwen" / "config.json").write_text("[" * 100_000)
+    (root / "letters" / "actor" / "model.safetensors").write_bytes(WEIGHTS[:20])
     catalogue = Catalogue([root])
     with structlog.testing.capture_logs() as said:
         assert catalogue.refresh(0.0)
         assert not catalogue.refresh(1e6)
     problems = {entry.id: entry.problem for entry in catalogue.entries if entry.problem}
-    assert problems.keys() == {"pruned.jsonl", "lost-7B", "llama-rm", "pipe.jsonl", "qwen", "broken"}
+    assert problems.keys() == {"pruned.jsonl", "lost-7B", "llama-rm", "pipe.jsonl", "qwen", "broken", "letters/actor"}
+    assert problems["letters/actor"].endswith("actor/model.safetensors is not a complete safetensors file; copy it again")
     assert problems["pruned.jsonl"] == f"{root}/pruned.jsonl is a link to {root}/gone, which does not exist"
     assert problems["lost-7B"] == f"{root}/lost-7B is a link to {root}/nowhere, which does not exist"
     assert problems["pipe.jsonl"] == f"{root}/pipe.jsonl cannot be read: not a regular file"
     assert problems["broken"].startswith(f"{root}/broken/config.json is not JSON")
     assert [Path(entry["path"]).name for entry in said] == ["caf\\udce9.jsonl"], "its name cannot be sent; said once"
     (root / "gone").write_text("{}\n")
+    (root / "gone-too").write_bytes(WEIGHTS)
     assert catalogue.refresh(2e6)
     assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries if not entry.problem}
 
@@ -108,6 +119,34 @@ def test_weights_of_another_format_are_listed_with_the_command_that_converts_the
     assert problems["old"] == f"{root}/old has its weights in pytorch_model-00001-of-00002.bin only; {needs} {root}/old FOLDER"
     assert problems["quantised"] == f"{root}/quantised has its weights in model.gguf only; {needs} {root}/quantised FOLDER"
     assert problems["qwen"] == "", "it has safetensors too"
+
+
+def test_columnar_prompts_are_counted_by_their_metadata(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"prompt": [f"prompt {n}" for n in range(70)]})
+    parts = root / "set"
+    parts.mkdir()
+    for name in ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet"):
+        pq.write_table(table, parts / name)
+    with pa.ipc.new_stream(root / "stream.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    with pa.ipc.new_file(root / "file.feather", table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    (root / "cut.parquet").write_bytes((parts / "train-00000-of-00002.parquet").read_bytes()[:100])
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    rows = {entry.id: entry.rows for entry in catalogue.entries if entry.kind == "prompts"}
+    assert (rows["stream.arrow"], rows["file.feather"], rows["set/train-00000-of-00002.parquet"], rows["set"]) == (
+        70,
+        70,
+        70,
+        140,
+    )
+    (cut,) = [entry for entry in catalogue.entries if entry.id == "cut.parquet"]
+    assert cut.problem.startswith(f"{root}/cut.parquet is not a complete Parquet file: ")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    without = Catalogue([root])
+    without.refresh()
+    assert {entry.rows for entry in without.entries if entry.id in ("set", "stream.arrow")} == {0}, "unknown"
 
 
 def test_links_are_followed_inside_the_roots_and_named_outside_as_the_engine_does(root: Path, tmp_path_factory: Any) -> None:

@@ -14,6 +14,8 @@ CRITIC_SETTINGS = (
     "critic_learning_rate", "critic_warmup_steps", "critic_schedule", "value_warmup_steps", "value_clip_range", "gamma",
     "gae_lambda", "whiten_rewards",
 )  # fmt: skip
+# The default of earlier versions, which their saved specs have without a critic too; the first of CRITIC_SETTINGS.
+FORMER_CRITIC_RATE = 1e-5
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -85,8 +87,17 @@ class Ppo(Section):
         description="Mini-batches (optimizer steps) per epoch; must divide the batch size. A group is never split.",
     )
     micro_batch_tokens: int = Field(8192, ge=16, description="Max padded tokens per forward and backward pass.")
-    learning_rate: Positive = Field(1e-6, le=1, description="Actor's learning rate (AdamW).")
-    critic_learning_rate: Positive = Field(1e-5, le=1, description="Critic's learning rate (AdamW).")
+    learning_rate: Positive | None = Field(
+        None,
+        le=1,
+        description="Actor's learning rate (AdamW). Empty: chosen by the number of weights: 1e-6 from 1 B on, inversely"
+        " proportional below, at most 3e-4; with `models.lora` 40 times that, at most 1e-3.",
+    )
+    critic_learning_rate: Positive | None = Field(
+        None,
+        le=1,
+        description="Critic's learning rate (AdamW). Empty: ten times what an empty `learning_rate` gives, at most 1e-3.",
+    )
     warmup_steps: int = Field(0, ge=0, description="Linear warm-up of both learning rates, steps.")
     critic_warmup_steps: int | None = Field(
         None, ge=0, description="Warm-up of the critic, steps; empty: same as `warmup_steps`."
@@ -204,6 +215,8 @@ class Ppo(Section):
     @model_validator(mode="after")
     def check_unused_settings(self) -> Self:
         without = () if self.has_critic else CRITIC_SETTINGS
+        if self.critic_learning_rate == FORMER_CRITIC_RATE:
+            without = without[1:]
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
             self.reject_unused(name, f"with algorithm {self.algorithm}")
         if self.has_critic:

@@ -109,7 +109,12 @@ class Chunk(Section):
     controller: Literal["fixed", "tuner"] = Field(
         "fixed", description="Keep C at `size`, or try candidates and keep the fastest."
     )
-    size: int = Field(32, ge=1, le=65536, description="Initial C, tokens.")
+    size: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="Initial C, tokens. Empty: the largest power of two up to a quarter of `max_new_tokens`, from 8 to 32.",
+    )
     candidates: list[Annotated[int, Field(ge=1)]] | None = Field(
         None, min_length=2, max_length=5, description="Candidate sizes, tokens; default: powers of two around the current size."
     )

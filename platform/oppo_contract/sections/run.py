@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from oppo_contract.fields import ALLOWED
 from oppo_contract.sections.base import Path, Section
 from oppo_contract.sections.trackers import Trackers
 from oppo_contract.spec_errors import SettingError
@@ -13,28 +14,47 @@ from oppo_contract.spec_errors import SettingError
 DEFAULT_PRIORITY = 50
 
 
-class Data(Section):
-    """The prompts."""
+ColumnName = Annotated[str, Field(min_length=1, max_length=120)]
 
-    prompts: Path = Field(
-        description="Id from a worker's catalogue or a local JSON Lines file; each line is an object with a prompt.",
+
+class PromptSource(Section):
+    """Files of prompts."""
+
+    prompts: Path | Annotated[list[Path], Field(min_length=1, max_length=1024)] = Field(
+        description="Id from a worker's catalogue or a local file, a folder of files, or a list of these: JSON Lines, Parquet"
+        " or Arrow (IPC, Feather), all of one format. Each record is an object with a prompt.",
     )
     prompt_field: str = Field(
         "prompt",
         min_length=1,
         max_length=120,
-        description="Key of the prompt in each line: text, or a list of {role, content} messages for the actor's chat template.",
+        description="Key of the prompt in each record: text, or a list of {role, content} messages for the chat template.",
     )
+    columns: dict[ColumnName, ColumnName] | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        json_schema_extra={ALLOWED: "a mapping of 1 to 100 new keys to old ones"},
+        description="New names of keys, `new: old`, such as `{prompt: question}`, before `prompt_field` and rewards read them.",
+    )
+
+    @property
+    def paths(self) -> list[str]:
+        """`prompts` as a list."""
+        return [self.prompts] if isinstance(self.prompts, str) else self.prompts
+
+
+class Data(PromptSource):
+    """The prompts."""
+
     shuffle: bool = Field(True, description="Shuffle the prompts every epoch, seeded by `seed`.")
 
 
-class Evaluation(Section):
+class Evaluation(PromptSource):
     """Evaluation on held-out prompts during training."""
 
-    prompts: Path = Field(description="Id from a worker's catalogue or a local JSON Lines file, as `data.prompts`.")
-    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt in each line.")
     every_steps: int = Field(50, ge=1, description="Steps between two evaluations; the first is before step 1.")
-    count: int = Field(64, ge=1, le=65536, description="Prompts per evaluation, from the start of the file.")
+    count: int = Field(64, ge=1, le=65536, description="Prompts per evaluation, from the start of the files.")
     greedy: bool = Field(False, description="Greedy decoding, or sampling as in training with separate random numbers.")
 
 

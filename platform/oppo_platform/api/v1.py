@@ -64,7 +64,7 @@ from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
 from oppo_platform.storage.trash import DeletionRefused
-from oppo_platform.usecases.check_spec import check_spec
+from oppo_platform.usecases.check_spec import check_spec, chosen_values
 
 api = DescribedAPI(
     title="OPPO Platform", version="1", auth=PERSON, renderer=FastJson(), docs_url=None, openapi_url=None, urls_namespace="api"
@@ -149,24 +149,34 @@ class ExtendBody(Schema):
     hours: float = Field(description="How many more hours on devices.")
 
 
+class ChosenValue(TypedDict):
+    """The value that a run uses for an empty setting, and why."""
+
+    value: float
+    reason: str
+
+
 class Validated(TypedDict):
-    """A checked spec: with every default if it is valid, otherwise as sent."""
+    """A checked spec: with every default if it is valid, otherwise as sent. `chosen`: values of empty settings, by path."""
 
     ok: bool
     problems: list[SpecComplaint]
     spec: dict[str, Any] | None
     yaml: str | None
+    chosen: dict[str, ChosenValue]
 
 
 @api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
 def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
-    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default if it is valid, otherwise as sent."""
+    """`{"ok", "problems", "spec", "yaml", "chosen"}`: the spec with every default if it is valid, otherwise as sent."""
     try:
-        spec = body.checked(_team_for(caller(request), body.project)).model_dump(mode="json")
+        checked = body.checked(_team_for(caller(request), body.project))
     except SpecError as error:
         spec, yaml = _as_given(body)
-        return Validated(ok=False, problems=[p.as_dict() for p in error.problems], spec=spec, yaml=yaml)
-    return Validated(ok=True, problems=[], spec=spec, yaml=dump_yaml(spec))
+        return Validated(ok=False, problems=[p.as_dict() for p in error.problems], spec=spec, yaml=yaml, chosen={})
+    spec = checked.model_dump(mode="json")
+    chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in chosen_values(checked).items()}
+    return Validated(ok=True, problems=[], spec=spec, yaml=dump_yaml(spec), chosen=chosen)
 
 
 def _team_for(user: User, requested: int | str | None) -> int | None:

@@ -107,6 +107,7 @@ class CatalogueItem(models.Model):
     context = models.PositiveIntegerField(default=0)
     vocab = models.PositiveIntegerField(default=0)
     rows = models.PositiveBigIntegerField(default=0)
+    weights = models.PositiveBigIntegerField(default=0)
     problem = models.CharField(max_length=2000, blank=True, default="")
 
     class Meta:

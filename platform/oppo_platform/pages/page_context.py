@@ -40,6 +40,7 @@ def live_catalogue() -> list[CatalogueEntry]:
             context=i.context,
             vocab=i.vocab,
             rows=i.rows,
+            weights=i.weights,
             problem=i.problem,
         )
         for i in items

@@ -23,6 +23,7 @@ class ModelFacts:
     tokenizer_digest: str
     context: int
     vocab: int = 0
+    weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ def required_models(spec: RunSpec) -> list[RequiredModel]:
 
 def required_files(spec: RunSpec) -> list[tuple[str, str]]:
     """Files of prompts and texts in the spec: the field's path and the id."""
-    files = [("data.prompts", spec.data.prompts)]
+    files = [("data.prompts", path) for path in spec.data.paths]
     if spec.evaluation is not None:
-        files.append(("evaluation.prompts", spec.evaluation.prompts))
+        files += [("evaluation.prompts", path) for path in spec.evaluation.paths]
     if spec.ppo.pretraining is not None:
         files.append(("ppo.pretraining.data", spec.ppo.pretraining.data))
     return files

@@ -6,9 +6,11 @@ from typing import Any
 
 from django.conf import settings
 
+from oppo_contract.chosen_defaults import Chosen, chosen_defaults
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import check_size, load_yaml
+from oppo_estimate.shapes import tiny_shape
 from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import secret_names
 from oppo_platform.runs.forks import fork_problems
@@ -44,6 +46,16 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     if problems:
         raise SpecError(problems)
     return spec
+
+
+def chosen_values(spec: RunSpec) -> dict[str, Chosen]:
+    """What a run will use for settings that the spec leaves empty, as far as the catalogue knows its models."""
+    known = {name: facts.weights for offer in node_offers() for name, facts in offer.models.items()}
+    weights = {
+        role: tiny_shape(model.tiny, "lm").weights if model.tiny is not None else known.get(model.path or "", 0)
+        for role, model in spec.role_models().items()
+    }
+    return chosen_defaults(spec, weights)
 
 
 def _infeasible_request(spec: RunSpec, team_id: int) -> list[SpecProblem]:

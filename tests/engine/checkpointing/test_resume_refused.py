@@ -67,7 +67,7 @@ def test_another_spec_is_refused_and_more_steps_are_not(world: Any, checkpoint: 
     more = {**tree, "name": "longer", "logging": {"samples_per_step": 0}, "ppo": {**tree["ppo"], "learning_rate": 1e-4}}
     status, events = world.main(more, tmp_path / "more", "--resume-from", whole)
     assert (status, events[-1].outcome, events[-1].step) == (0, "succeeded", 3)
-    told = next(event.lines for event in events if event.kind == "log")
+    told = [line for event in events if event.kind == "log" for line in event.lines]
     assert "ppo.learning_rate: 0.003 → 0.0001" in told
     assert "steps: 2 → 3" in told
     assert next(event.metrics["actor/lr"] for event in events if event.kind == "step") == 1e-4

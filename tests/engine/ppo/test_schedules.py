@@ -49,10 +49,10 @@ def test_halfway_down_the_two_schedules_meet_and_a_quarter_down_they_do_not() ->
 
 def test_actor_and_critic_have_separate_schedules() -> None:
     ppo = Ppo(learning_rate=1e-4, critic_learning_rate=1e-3, warmup_steps=4, critic_schedule="linear", value_warmup_steps=3)
-    actor, critic = actor_rates(ppo, 20), critic_rates(ppo, 20)
+    actor, critic = actor_rates(ppo, 20, 1, False), critic_rates(ppo, 20, 1, False)
     assert [actor.at(step) for step in (2, 3, 6, 19)] == pytest.approx([0.0, 2.5e-5, 1e-4, 1e-4])
     assert [critic.at(step) for step in (0, 3, 19)] == pytest.approx([2.5e-4, 1e-3, 1e-4])
-    own = critic_rates(ppo.model_copy(update={"critic_warmup_steps": 0}), 20)
+    own = critic_rates(ppo.model_copy(update={"critic_warmup_steps": 0}), 20, 1, False)
     assert own.at(0) == 1e-3
 
 

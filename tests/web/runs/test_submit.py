@@ -222,6 +222,15 @@ def test_a_list_costs_the_same_number_of_queries_however_long(world, browser, dj
         assert len(browser.get("/api/v1/runs").json()["items"]) == 30
 
 
+def test_every_file_of_a_list_must_be_in_the_catalogue(world, browser, make_spec, base_catalogue, make_entry):
+    world.worker(catalogue=[*base_catalogue, make_entry("parts", "prompts")])
+    told = complaint(browser, spec=make_spec(data={"prompts": ["letters", "lost.parquet"]}))
+    assert (told["path"], told["value"]) == ("data.prompts", "lost.parquet")
+    data = {"prompts": ["letters", "parts"], "columns": {"prompt": "question"}}
+    assert send(browser, spec=make_spec(data=data)).status_code == 201
+    assert Run.objects.get().needs["prompts"] == ["letters", "parts"]
+
+
 def test_an_entry_that_cannot_be_used_is_refused_with_its_problem(world, browser, make_spec, base_catalogue, make_entry):
     problem = "/models/linked is a link to /data/linked, outside the models root /models; copy it or move it there"
     unusable = make_entry("linked", problem=problem)
@@ -232,3 +241,18 @@ def test_an_entry_that_cannot_be_used_is_refused_with_its_problem(world, browser
     assert problem in page, "the form lists it"
     world.worker("node2", catalogue=[*base_catalogue, make_entry("linked", task="causal_lm")])
     assert send(browser, spec=make_spec(models=models(actor="linked"))).status_code == 201, "another worker can use it"
+
+
+def test_what_a_run_will_use_for_empty_settings_is_told_with_the_reason(world, browser, make_spec, base_catalogue, make_entry):
+    world.worker(catalogue=[*base_catalogue, make_entry("smol", task="causal_lm", weights=134_515_008)])
+
+    def chosen(**changes):
+        body = {"spec": make_spec(**changes)}
+        return browser.post("/api/v1/runs/validate", body, content_type="application/json").json()["chosen"]
+
+    told = chosen(models=models(actor="smol"))
+    assert told["ppo.learning_rate"] == {"value": 7e-06, "reason": "all weights of a model with 135 M weights are trained"}
+    assert told["ppo.critic_learning_rate"]["value"] == 7e-05
+    assert chosen(models=models(actor="smol") | {"lora": {}})["ppo.learning_rate"]["value"] == 3e-4
+    assert "ppo.learning_rate" not in chosen(models=models(), ppo={"learning_rate": 1e-5})
+    assert chosen(models=models()).keys() == {"overlap.chunk.size"}, "an older worker tells no number of weights"

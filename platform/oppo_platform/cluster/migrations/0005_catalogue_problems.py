@@ -10,6 +10,11 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddField(
             model_name='catalogueitem',
+            name='weights',
+            field=models.PositiveBigIntegerField(default=0),
+        ),
+        migrations.AddField(
+            model_name='catalogueitem',
             name='problem',
             field=models.CharField(blank=True, default='', max_length=2000),
         ),
