@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='alert',
             name='epoch',
-            field=models.PositiveIntegerField(default=0, help_text="Of an announcement: the run's attempts at that end; retried, it ends again."),
+            field=models.PositiveIntegerField(default=0, help_text='Attempts of the run then. A retried run ends again.'),
         ),
         migrations.AddConstraint(
             model_name='alert',
