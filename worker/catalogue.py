@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import stat
@@ -24,6 +23,7 @@ from oppo_contract.model_folder import (
     count_weights,
     link_problem,
     read_config,
+    tokenizer_digest,
 )
 from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of
 from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
@@ -119,7 +119,7 @@ class Catalogue:
         config = read_config(folder)
         sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors"]
         tokenizer = folder / "tokenizer.json"
-        digest = self._cached(tokenizer, _sha256) if tokenizer.is_file() else ""
+        digest = self._cached(tokenizer, tokenizer_digest) if tokenizer.is_file() else ""
         architecture, task, context, vocab = _parse_config(config)
         return CatalogueEntry(
             id=name, kind="model", bytes=sum(sizes), architecture=architecture, task=task, tokenizer_digest=digest,
@@ -230,11 +230,6 @@ def _architecture(config: dict[str, Any]) -> str:
 def _size(value: object) -> int:
     """A number of tokens; 0 (unknown) for other values, such as -1 of models without a limit."""
     return int(value) if isinstance(value, int | float) and 0 < value <= MAX_TOKENS else 0
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _row_count(file: Path) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from oppo_contract.model_folder import ModelFolderError, find_model, read_config
+from oppo_contract.model_folder import ModelFolderError, find_model, read_config, tokenizer_digest
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec
 from oppo_core.rollout.chat import ChatError, ChatTemplate, Message
@@ -77,8 +76,11 @@ class FileCodec:
         if not path.exists():
             raise ModelFolderError(f"{folder} has no tokenizer.json")
         self._tokenizer = Tokenizer.from_file(str(path))
+        # A trainer's last batch leaves both in the file; a prompt would be cut or padded without a word.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.vocab = int(self._tokenizer.get_vocab_size())
-        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        self.digest = tokenizer_digest(path)
         self._template = ChatTemplate(folder)
         self.eos = _token_id(folder, "eos_token_id")
         self.extra_eos = tuple(sorted({i for i in _eos_ids(folder) if i < self.vocab} - {self.eos}))

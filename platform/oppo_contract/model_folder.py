@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -16,6 +17,24 @@ CLASSIFIER = "ForSequenceClassification"
 
 class ModelFolderError(ValueError):
     """A model folder that cannot be used. The message names the folder, the reason and a remedy."""
+
+
+def tokenizer_digest(file: Path) -> str:
+    """SHA-256 of a tokenizer.json; equal digests mean equal tokens.
+
+    Without its padding and truncation, which a trainer's last batch leaves in the file and runs do not use.
+
+    Raises:
+        ModelFolderError: it is not a JSON object.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ModelFolderError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{file} is not a JSON object")
+    kept = {name: value for name, value in content.items() if name not in ("padding", "truncation")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def find(path: str, roots: list[Path]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import structlog
 
-from oppo_contract.model_folder import ModelFolderError, find
+from oppo_contract.model_folder import ModelFolderError, find, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
@@ -62,7 +61,7 @@ def test_models_and_prompts_are_found_and_described(root: Path) -> None:
     assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, len(WEIGHTS))
     assert entries["qwen"].weights == 6
     assert entries["llama-rm"].task == "sequence_classification"
-    assert entries["qwen"].tokenizer_digest == hashlib.sha256(b'{"a": "tokenizer"}').hexdigest()
+    assert entries["qwen"].tokenizer_digest == tokenizer_digest(root / "qwen" / "tokenizer.json")
     assert entries["letters/prompts.jsonl"].rows == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.cli import main
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.model_io import load_model, save_actor
+from oppo_core.rollout.tokenizer import load_codec
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(29))]
 SIZES: dict[str, Any] = {
@@ -150,3 +152,18 @@ def test_wrong_roles_and_tokenizers_are_refused(folders: Path, tmp_path: Path) -
     assert status == 1
     assert isinstance(events[-1], FinishedEvent)
     assert "tokenizer differs" in events[-1].reason
+
+
+def test_padding_and_truncation_in_a_tokenizer_file_change_no_token(folders: Path, tmp_path: Path) -> None:
+    """A trainer's last batch leaves both in the file."""
+    file = folders / "actor" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    text = "w1 w2 " * 20
+    plain = tokenizer.encode(text).ids
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=100)
+    shutil.copytree(folders / "actor", tmp_path / "saved")
+    tokenizer.save(str(tmp_path / "saved" / "tokenizer.json"))
+    before, after = (load_codec(ModelSpec(path=str(folder)), []) for folder in (folders / "actor", tmp_path / "saved"))
+    assert before.digest == after.digest
+    assert after.encode(text) == before.encode(text) == plain
