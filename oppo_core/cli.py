@@ -108,6 +108,7 @@ def _train(
     from oppo_core.control.stop_conditions import ASKED_TO_STOP
     from oppo_core.engine.build import assemble
     from oppo_core.engine.preflight import require_preflight
+    from oppo_core.reporting.provenance import collect_provenance
     from oppo_core.train import train
 
     ranks = attempt.ranks = _join_ranks(spec)
@@ -120,6 +121,8 @@ def _train(
     resume = options.resume_from
     changes = verify(resume, spec) if resume is not None else []
     engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
+    if ranks.first:
+        engine.provenance = collect_provenance(spec, options.root, options.threads, engine.prompts.digest)
     for part in (engine.decoder, engine.scorers, engine.hardware):
         parts.callback(part.close)
     if resume is not None:

@@ -24,7 +24,7 @@ def started(engine: Engine) -> None:
     engine.origin = engine.clock()
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
-        start_step=engine.progress.step, total_steps=engine.spec.steps,
+        start_step=engine.progress.step, total_steps=engine.spec.steps, provenance=engine.provenance,
     )  # fmt: skip
     if engine.changes:
         lines = ["Resumed with settings that differ from the checkpoint's:", *map(str, engine.changes)]
