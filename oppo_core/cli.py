@@ -110,6 +110,7 @@ def _train(
     from oppo_core.engine.preflight import require_preflight
     from oppo_core.engine.resolve_defaults import resolve_defaults
     from oppo_core.models.load_roles import describe_models
+    from oppo_core.reporting.provenance import collect_provenance
     from oppo_core.train import train
 
     ranks = attempt.ranks = _join_ranks(spec)
@@ -124,6 +125,8 @@ def _train(
     spec, chosen = resolve_defaults(spec, options.root, resume)
     journal.write("log", stream="stdout", lines=[*chosen, *describe_models(spec, options.root)])
     engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
+    if ranks.first:
+        engine.provenance = collect_provenance(spec, options.root, options.threads, engine.prompts.digest)
     for part in (engine.decoder, engine.scorers, engine.hardware):
         parts.callback(part.close)
     if resume is not None:

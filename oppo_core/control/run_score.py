@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
+from oppo_contract.sections.run import MAX_PATIENCE
 from oppo_contract.spec import RunSpec
 
 BY_EVALUATION = "the mean score of the evaluation at its step"
 BY_TRAINING = "the mean score of the steps since the checkpoint before"
+
+
+class Health(NamedTuple):
+    """Means of a step that show a collapse; nan where a step has none.
+
+    kl: to the reference, nats a sequence. entropy: of the policy, nats a token. repetition: share of repeated n-grams.
+    """
+
+    kl: float
+    entropy: float
+    repetition: float
 
 
 @dataclass(slots=True)
@@ -19,6 +32,7 @@ class RunScore:
 
     Attributes:
         score, kl: mean score and KL (nats a sequence) of the last step.
+        recent: `Health` of the last steps, at most `MAX_PATIENCE`, the newest last.
         means: mean scores of the steps since the last checkpoint.
         evaluated, evaluation: the policy version that was evaluated last, and its mean score.
         checkpoints: score by checkpoint folder name.
@@ -29,6 +43,7 @@ class RunScore:
 
     score: float = nan
     kl: float = nan
+    recent: list[Health] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     evaluated: int = -1
     evaluation: float | None = None
@@ -37,9 +52,13 @@ class RunScore:
     last_metrics: dict[str, float] = field(default_factory=dict)
     unfinished: bool = False
 
-    def add_step(self, score: float, kl: float) -> None:
+    def __post_init__(self) -> None:
+        self.recent = [Health(*values) for values in self.recent]  # lists in a checkpoint
+
+    def add_step(self, score: float, health: Health) -> None:
         """Record a trained step."""
-        self.score, self.kl = score, kl
+        self.score, self.kl = score, health.kl
+        self.recent = [*self.recent, health][-MAX_PATIENCE:]
         self.means.append(score)
 
     def reset_evaluations(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from oppo_contract.events import Provenance
 from oppo_contract.resume_rules import Change
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
@@ -89,6 +90,7 @@ class Engine:
     cohorts: Cohorts = field(default_factory=Cohorts)
     run_score: RunScore = field(default_factory=RunScore)
     evaluator: Evaluator | None = None
+    provenance: Provenance | None = None
     batch: StepState | None = None  # an unfinished step
     saved: str | None = None  # name of the checkpoint of the present state
     changes: list[Change] = field(default_factory=list)  # of the spec since the resumed checkpoint

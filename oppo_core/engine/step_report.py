@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
+from oppo_core.control.run_score import Health
 from oppo_core.engine.state import Engine
 from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
@@ -24,7 +26,7 @@ def started(engine: Engine) -> None:
     engine.origin = engine.clock()
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
-        start_step=engine.progress.step, total_steps=engine.spec.steps,
+        start_step=engine.progress.step, total_steps=engine.spec.steps, provenance=engine.provenance,
     )  # fmt: skip
     if engine.changes:
         lines = ["Resumed with settings that differ from the checkpoint's:", *map(str, engine.changes)]
@@ -50,7 +52,8 @@ def finish_step(
     metrics |= engine.cpu_time.take() if engine.cpu_time is not None else {}
     # Normalized scores converge to mean 0 whatever was learned.
     score_name = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
-    engine.run_score.add_step(metrics[score_name], metrics["objective/kl"])
+    entropy = metrics.get("actor/entropy", math.nan)  # none while only the critic is trained
+    engine.run_score.add_step(metrics[score_name], Health(metrics["objective/kl"], entropy, metrics["response/repetition"]))
     metrics = engine.run_score.last_metrics = metrics | engine.run_score.pending_metrics
     _write_step(engine)
     if progress.step % spec.logging.spans_every == 0:

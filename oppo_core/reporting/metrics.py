@@ -16,6 +16,10 @@ from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
 
+NGRAM = 4
+# Odd weights of a polynomial hash modulo 2^64.
+HASH_WEIGHTS = np.cumprod(np.full(NGRAM, 6364136223846793005, dtype=np.uint64), dtype=np.uint64)
+
 
 @dataclass(slots=True)
 class Cohorts:
@@ -61,6 +65,7 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
     endings = [s.ending for s in e.sequences]
     return metrics | {
+        "response/repetition": float(np.mean([repetition(s.response) for s in e.sequences])),
         "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
         **{f"response_ended/{how}": endings.count(how) / len(endings) for how in ("eos", "stop", "length")},
         "objective/kl": float(kl_B.mean()),
@@ -70,6 +75,15 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
         "objective/rlhf_reward": float(e.rewards.sum(-1).mean()),
         "objective/non_score_reward": float((e.rewards.sum(-1) - e.scores).mean()),
     }
+
+
+def repetition(tokens: list[int]) -> float:
+    """Share of a response's 4-grams that occurred in it before: 1 − distinct ÷ all; 0 for fewer than five tokens."""
+    if len(tokens) <= NGRAM:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens, dtype=np.uint64), NGRAM)
+    hashes = (grams * HASH_WEIGHTS).sum(-1, dtype=np.uint64)  # different 4-grams practically never have the same
+    return 1 - len(np.unique(hashes)) / len(hashes)
 
 
 def part_metrics(scored: list[Scored]) -> dict[str, float]:

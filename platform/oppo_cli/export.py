@@ -15,10 +15,10 @@ from oppo_cli.home import Refusal
 @click.option("--merge", is_flag=True, help="Merge LoRA adapters into the weights, in float32.")
 @click.option(
     "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="With --merge: folder with the run's models. Repeatable.",
+    help="Folder with the run's models, for --merge and the base model's licence. Repeatable.",
 )  # fmt: skip
 def export(checkpoint: Path, out: Path, merge: bool, roots: tuple[Path, ...]) -> None:
-    """Write the actor of a CHECKPOINT (…/checkpoints/step-…) to the new folder OUT, with its tokenizer.
+    """Write the actor of a CHECKPOINT (…/checkpoints/step-…) to the new folder OUT, with its tokenizer and a model card.
 
     A Hugging Face model can be loaded with from_pretrained, LoRA adapters with peft. As the actor of another run adapters must
     be merged.

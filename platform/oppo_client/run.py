@@ -193,6 +193,10 @@ class Run(RunBase):
         """State changes, scheduling decisions, checkpoints and alerts, newest first."""
         return iter_pages(self._session, f"runs/{self.id}/events", {"kinds": ",".join(kinds), "q": q})
 
+    def provenance(self) -> list[dict[str, Any]]:
+        """`{"attempt", "provenance"}`, newest first: commits, versions, models, prompts and the command that repeats the run."""
+        return fetch_all(self._session, f"runs/{self.id}/provenance")
+
     def usage(self) -> dict[str, Any]:
         """`{"device_hours", "devices"}`: device-hours so far, and devices held now."""
         return self._session.json(get(f"runs/{self.id}/usage"))

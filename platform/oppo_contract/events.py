@@ -23,6 +23,8 @@ MAX_STEP = 2**31 - 1  # the range of the database column
 MAX_TIME = 253_402_300_799.0  # end of the year 9999, the maximum of datetime
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Kind of work and model role (docs/metrics.md explains each).
 Phase = Literal[
     "decode",
@@ -61,6 +63,27 @@ class Envelope(WireModel):
     time: float = Field(ge=0, le=MAX_TIME, allow_inf_nan=False, description="Seconds since 1970.")
 
 
+class GitState(WireModel):
+    """A git checkout."""
+
+    commit: str = Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$", description="Its commit.")
+    dirty: bool = Field(description="Whether tracked files differed from the commit.")
+
+
+class Provenance(WireModel):
+    """What a run was made of."""
+
+    engine: GitState | None = Field(None, description="Checkout of the engine; null for an installed package.")
+    user: GitState | None = Field(None, description="Another checkout that the engine was started in.")
+    versions: dict[ShortText, ShortText] = Field(max_length=20, description="Package → version, Python among them.")
+    models: dict[ShortText, Sha256] = Field(
+        max_length=20,
+        description="Setting → fingerprint of the model folder: SHA-256 of its files' names, sizes and sampled contents.",
+    )
+    prompts: Sha256 = Field(description="SHA-256 of the tokenized prompts of `data.prompts`, in file order.")
+    command: str = Field(max_length=10_000, description="Command that repeats the run; `SPEC.yaml` is its spec.")
+
+
 class StartedEvent(Envelope):
     """The engine has loaded everything and starts its first step."""
 
@@ -69,6 +92,7 @@ class StartedEvent(Envelope):
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
     start_step: int = Field(ge=0, le=MAX_STEP, description="Steps already trained: 0, or the checkpoint's.")
     total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
+    provenance: Provenance | None = Field(None, description="What the run was made of; null from older engines.")
 
 
 class StepEvent(Envelope):

@@ -73,9 +73,7 @@ class CatalogueEntry(WireModel):
     bytes: int = Field(ge=0)
     architecture: str = Field("", max_length=MAX_ARCHITECTURE)
     task: Literal["causal_lm", "sequence_classification", ""] = ""
-    tokenizer_digest: str = Field(
-        "", description="Digest of tokenizer.json; equal digests mean equal tokens."
-    )
+    tokenizer_digest: str = Field("", description="Digest of tokenizer.json; equal digests mean equal tokens.")
     context: int = Field(0, ge=0, le=MAX_TOKENS, description="Tokens; 0: unknown, here and below.")
     vocab: int = Field(0, ge=0, le=MAX_TOKENS)
     rows: int = Field(0, ge=0)

@@ -41,6 +41,8 @@ PARTS: dict[str, type[BaseModel]] = {
     "A deferred sequence": contract.DeferredSequence,
     "A sample": contract.Sample,
     "A chat turn": contract.ChatTurn,
+    "Provenance": contract.Provenance,
+    "A git state": contract.GitState,
 }
 
 

@@ -18,6 +18,13 @@ DEVICES = ["cpu:0", "cpu:1"]
 LANES = [("cpu:0", "actor"), ("cpu:1", "reward"), ("cpu:1", "reference"), ("cpu:1", "critic")]
 SCORERS = (("reward", "reward-prefill", 0.008), ("reference", "reference-prefill", 0.010), ("critic", "critic-prefill", 0.009))
 UPDATE_S = {"actor": 0.22, "critic": 0.15}
+MADE_OF = {
+    "engine": {"commit": "0f9d8c7b6a" * 4, "dirty": True},
+    "versions": {"python": "3.11.7", "oppo": "0.1.0", "torch": "2.8.0", "transformers": "4.57.1"},
+    "models": {"models.actor": "a1b2c3d4" * 8, "models.reward.model": "e5f60718" * 8},
+    "prompts": "9a8b7c6d" * 8,
+    "command": "oppo train SPEC.yaml --out OUT --root /srv/models",
+}
 SCRIPT = "<script>window.pwned = 1</script><img src=x onerror=window.pwned=1>"
 
 
@@ -59,7 +66,7 @@ class Story:
         """The `started` event and a line of log."""
         log = {"stream": "stderr", "lines": ["loading the actor", "warning: no GPU, training on 2 cores"]}
         return [
-            self._event("started", devices=DEVICES, lanes=LANES, start_step=0, total_steps=self.steps),
+            self._event("started", devices=DEVICES, lanes=LANES, start_step=0, total_steps=self.steps, provenance=MADE_OF),
             self._event("log", **log),
         ]
 

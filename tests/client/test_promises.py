@@ -39,6 +39,7 @@ CALLS = {
     "samples": lambda c, run: list(run.samples()),
     "logs": lambda c, run: list(run.logs()),
     "events": lambda c, run: list(run.events()),
+    "provenance": lambda c, run: run.provenance(),
     "timeline": lambda c, run: run.timeline(),
     "checkpoints": lambda c, run: run.checkpoints(),
     "checkpoint": lambda c, run: run.checkpoint(),

@@ -12,6 +12,7 @@ from oppo_contract.sections.trackers import Trackers
 from oppo_contract.spec_errors import SettingError
 
 DEFAULT_PRIORITY = 50
+MAX_PATIENCE = 100
 
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=120)]
@@ -239,6 +240,21 @@ class Budget(Section):
         None,
         gt=0,
         description="End the run when a step's mean KL to the reference exceeds this, nats per sequence.",
+    )
+    min_entropy: float | None = Field(
+        None, gt=0, description="End the run when a step's mean policy entropy (`actor/entropy`) is below this, nats per token."
+    )
+    max_repetition: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="End the run when a step's mean share of repeated 4-grams (`response/repetition`) exceeds this.",
+    )
+    patience: int = Field(
+        1,
+        ge=1,
+        le=MAX_PATIENCE,
+        description="Consecutive steps beyond `max_kl`, `min_entropy` or `max_repetition` after which the run ends.",
     )
 
 

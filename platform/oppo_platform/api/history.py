@@ -1,4 +1,4 @@
-"""A run's history over HTTP: `runs/{id}/events` (docs/interfaces.md)."""
+"""A run's history over HTTP: `runs/{id}/events` and `runs/{id}/provenance` (docs/interfaces.md)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from django.http import HttpRequest
 from ninja import Query, Router
 from typing_extensions import TypedDict
 
+from oppo_contract.events import Provenance
 from oppo_platform.api.lookups import RunId, get_run_row
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
+from oppo_platform.runs.selectors import provenances
 from oppo_platform.usecases.run_events import KINDS, Kind, history
 
 router = Router()
@@ -58,3 +60,22 @@ def list_events(
     if unknown:
         return problem(422, f"Unknown kind {unknown[0]}; kinds are {', '.join(KINDS)}.")
     return history(run, requested or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)
+
+
+class AttemptProvenance(TypedDict):
+    """What an attempt was made of; attempts count from 1."""
+
+    attempt: int
+    provenance: Provenance
+
+
+class ProvenanceList(TypedDict):
+    """Newest attempt first."""
+
+    items: list[AttemptProvenance]
+
+
+@router.get("runs/{int:run_id}/provenance", summary="What a run was made of")
+def show_provenance(request: HttpRequest, run_id: RunId) -> ProvenanceList:
+    """Code, package versions, models, prompts and the command that repeats the run, of its newest attempts that have started."""
+    return {"items": [{"attempt": epoch, "provenance": made_of} for epoch, made_of in provenances(get_run_row(request, run_id))]}

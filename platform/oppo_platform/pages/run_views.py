@@ -21,7 +21,7 @@ from oppo_platform.projects.access import may_submit
 from oppo_platform.runs.access import may_manage
 from oppo_platform.runs.checkpoints import describe_checkpoints
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
+from oppo_platform.runs.selectors import get_run, provenances, run_summary, spec_yaml
 from oppo_platform.storage.selectors import taken_by
 
 TABS = (
@@ -36,6 +36,7 @@ TABS = (
 )
 # Data that retention deletes before the run itself (`storage.retention`).
 OF_DETAIL = ("run-timeline", "run-samples", "run-logs")
+CHECKOUTS = (("engine", "Engine commit"), ("user", "Your code's commit"))
 # Legend of the timeline's colours; keys are the design's tokens.
 PHASES = (
     ("decode", "decode"),
@@ -88,9 +89,18 @@ def logs(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_GET
 def config(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The spec as YAML; `?only=set` leaves out defaults."""
+    """The spec as YAML, and what the newest attempt was made of; `?only=set` leaves out defaults."""
     run, only_set = _run(request, run_id), request.GET.get("only") == "set"
-    context = {"yaml": spec_yaml(run, only_set=only_set), "only_set": only_set}
+    attempt, made_of = next(iter(provenances(run)), (0, None))
+    command = made_of["command"].replace("SPEC.yaml", f"run-{run.pk}.yaml", 1) if made_of else ""
+    context = {
+        "yaml": spec_yaml(run, only_set=only_set),
+        "only_set": only_set,
+        "attempt": attempt,
+        "provenance": made_of,
+        "commits": [(title, made_of[key]) for key, title in CHECKOUTS if made_of and made_of[key]],
+        "command": command,
+    }
     return _page(request, run, "run-config", "run/config.html", context)
 
 

@@ -134,6 +134,7 @@ class Attempt(models.Model):
     engine_started_at = models.FloatField(null=True, help_text="POSIX seconds; the zero of its spans' times.")
     device_names = models.JSONField(default=list)
     lanes = models.JSONField(default=list)
+    provenance = models.JSONField(null=True, help_text="`oppo_contract.events.Provenance`; null before its start.")
     first_step = models.PositiveIntegerField(null=True, help_text="First step it recorded; from here on it hides older attempts.")
 
     class Meta:

@@ -32,6 +32,7 @@ from oppo_platform.runs.models import Attempt, Checkpoint, Launch, Run
 
 MOST_RUNS_A_PAGE = 200
 # Annotations that apps above `runs` add to summaries, by name; set in `AppConfig.ready`.
+MOST_PROVENANCES = 100
 ANNOTATIONS: dict[Literal["open_alerts", "is_silent"], Callable[[], Any]] = {}
 
 
@@ -284,3 +285,9 @@ def spec_yaml(run: Run, *, only_set: bool = False) -> str:
     except SpecError:
         # Submitted before validation became stricter: shown as stored.
         return dump_yaml(run.spec)
+
+
+def provenances(run: Run) -> list[tuple[int, Any]]:
+    """(epoch, `oppo_contract.events.Provenance` as plain data) of its newest attempts that told theirs, the newest first."""
+    rows = Attempt.objects.filter(run=run, provenance__isnull=False).order_by("-epoch")
+    return list(rows.values_list("epoch", "provenance")[:MOST_PROVENANCES])

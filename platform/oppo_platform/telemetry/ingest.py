@@ -156,7 +156,10 @@ def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
     # Only the attempt's first start: it is the zero of its spans' times.
     start = events[0]
     Attempt.objects.filter(pk=attempt.pk, engine_started_at__isnull=True).update(
-        engine_started_at=start.time, device_names=_storable(start.devices), lanes=_storable(start.lanes)
+        engine_started_at=start.time,
+        device_names=_storable(start.devices),
+        lanes=_storable(start.lanes),
+        provenance=_storable(start.provenance.model_dump()) if start.provenance else None,
     )
 
 

@@ -24,7 +24,7 @@ from oppo_core.checkpointing.atomic_dir import (
 )
 from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune
 from oppo_core.checkpointing.save_restore import verify
-from oppo_core.control.run_score import RunScore
+from oppo_core.control.run_score import Health, RunScore
 
 # Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
 SMALL_DISK = 360 * 1024
@@ -200,16 +200,16 @@ def test_the_score_of_a_checkpoint_is_the_mean_since_the_last(world: Any) -> Non
     scores, spec = RunScore(), world.spec()
     assert scores.score_checkpoint("before step 1", 0, spec) is None
     for score in (1.0, 2.0):
-        scores.add_step(score, 0.1)
+        scores.add_step(score, Health(0.1, 1.0, 0.0))
     assert scores.score_checkpoint("b", 2, spec) == 1.5
-    scores.add_step(5.0, 0.1)
+    scores.add_step(5.0, Health(0.1, 1.0, 0.0))
     assert scores.score_checkpoint("c", 3, spec) == 5.0
     assert scores.checkpoints == {"b": 1.5, "c": 5.0}
 
 
 def test_with_evaluations_only_the_weights_that_were_evaluated_have_a_score(world: Any) -> None:
     scores, spec = RunScore(evaluated=4, evaluation=0.25), world.spec({"evaluation": {"prompts": "prompts.jsonl"}})
-    scores.add_step(5.0, 0.1)
+    scores.add_step(5.0, Health(0.1, 1.0, 0.0))
     assert [scores.score_checkpoint(str(step), step, spec) for step in (3, 4, 5)] == [None, 0.25, None]
     assert scores.checkpoints == {"4": 0.25}
 

@@ -270,7 +270,7 @@ def test_a_hugging_face_run_exports_what_it_trained(tmp_path: Path, world: Any) 
     checkpoint = out / "checkpoints" / "step-00000002"
     start = AutoModelForCausalLM.from_pretrained(root / "actor")
     assert export_actor(checkpoint, tmp_path / "adapters") == [
-        "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "tokenizer.json",
+        "README.md", "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "tokenizer.json",
     ]  # fmt: skip
     told = cli("export", checkpoint, tmp_path / "merged", "--merge")
     assert told.returncode != 0
@@ -278,6 +278,9 @@ def test_a_hugging_face_run_exports_what_it_trained(tmp_path: Path, world: Any) 
     told = cli("export", checkpoint, tmp_path / "merged", "--merge", "--root", root)
     assert told.returncode == 0, told.stderr
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    cards = [(tmp_path / kind / "README.md").read_text() for kind in ("adapters", "merged")]
+    assert ["PeftModel" in card for card in cards] == [True, False]
+    assert ['library_name: "transformers"' in card for card in cards] == [False, True]
     weights, trained = start.state_dict(), merged.state_dict()
     moved = {name for name in weights if not torch.equal(weights[name], trained[name].to(weights[name].dtype))}
     assert moved

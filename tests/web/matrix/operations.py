@@ -24,6 +24,7 @@ OPERATIONS: dict[str, Row] = {
     "list_filter_words": get("runs/words"),
     "show_metrics": get("runs/{run}/metrics?keys=critic/score/mean&x=step&max_points=100"),
     "download_metrics": get("runs/{run}/metrics.ndjson?keys=critic/*"),
+    "show_provenance": get("runs/{run}/provenance"),
     "show_usage": get("runs/{run}/usage"),
     "show_saving": get("runs/{run}/saving"),
     "list_decisions": get("runs/{run}/decisions"),
