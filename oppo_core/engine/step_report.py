@@ -7,6 +7,7 @@ import json
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
 from oppo_core.engine.state import Engine
+from oppo_core.models.hub import pinned_commits
 from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
@@ -24,7 +25,7 @@ def started(engine: Engine) -> None:
     engine.origin = engine.clock()
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
-        start_step=engine.progress.step, total_steps=engine.spec.steps,
+        start_step=engine.progress.step, total_steps=engine.spec.steps, commits=pinned_commits(engine.spec),
     )  # fmt: skip
     if engine.changes:
         lines = ["Resumed with settings that differ from the checkpoint's:", *map(str, engine.changes)]

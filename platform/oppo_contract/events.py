@@ -68,6 +68,9 @@ class StartedEvent(Envelope):
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
     start_step: int = Field(ge=0, le=MAX_STEP, description="Steps already trained: 0, or the checkpoint's.")
     total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
+    commits: dict[str, str] = Field(
+        default_factory=dict, description="The commit of each model from a hub, by `owner/name`; resumed runs use it again."
+    )
 
 
 class StepEvent(Envelope):
