@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from oppo_contract.events import LOCAL_RANK_SUFFIX
 from oppo_contract.machine import raise_open_file_limit
-from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec import RunSpec, load_spec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_core.reporting.event_log import LOCAL_RANK_EVENTS, NODE_EVENTS, Journal
 from oppo_core.trackers.manager import Trackers
@@ -117,6 +117,7 @@ def _train(
     if ranks.first:
         recover(options.out / "checkpoints")
     ranks.any(False)  # barrier: other ranks read checkpoints only after recovery
+    spec = _pin_hub_models(spec, options, ranks)
     require_preflight(spec, options.root, options.out)
     if ranks.first:
         trackers.start(spec, options.out)
@@ -134,6 +135,24 @@ def _train(
     reason = train(engine, stop.is_set)
     unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
     return "stopped" if reason == ASKED_TO_STOP else "succeeded", reason, unconsumed
+
+
+def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks) -> RunSpec:
+    """The spec with hub models pinned to commits, the same on all ranks, and on this disk. Raises ModelFolderError."""
+    from oppo_core.checkpointing.reshard import read_state
+    from oppo_core.checkpointing.save_restore import check_intact
+    from oppo_core.models.hub import hub_allowed, pin_hub_models
+
+    if not hub_allowed():
+        return spec
+    saved = None
+    if options.resume_from is not None:
+        check_intact(options.resume_from)
+        saved = load_stored_spec(read_state(options.resume_from)["spec"])
+    if ranks.first:
+        spec = pin_hub_models(spec, options.root, saved)
+    pinned = load_stored_spec(json.loads(ranks.all_gather(spec.model_dump_json().encode())[0]))
+    return spec if ranks.first else pin_hub_models(spec, options.root, pinned)
 
 
 def _join_ranks(spec: RunSpec) -> Ranks:

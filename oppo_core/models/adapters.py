@@ -66,7 +66,7 @@ def has_lora(network: object) -> bool:
     return hasattr(network, DIGEST)
 
 
-def size_and_adapters(network: nn.Module) -> tuple[int, bool]:
+def size_and_adapters(network: Network) -> tuple[int, bool]:
     """A network's number of weights, unsharded, and whether only adapters of it are trained."""
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()), has_lora(network)
 

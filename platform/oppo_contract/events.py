@@ -93,6 +93,9 @@ class StartedEvent(Envelope):
     start_step: int = Field(ge=0, le=MAX_STEP, description="Steps already trained: 0, or the checkpoint's.")
     total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
     provenance: Provenance | None = Field(None, description="What the run was made of; null from older engines.")
+    commits: dict[str, str] = Field(
+        default_factory=dict, description="The commit of each model from a hub, by `owner/name`; resumed runs use it again."
+    )
 
 
 class StepEvent(Envelope):

@@ -49,6 +49,9 @@ def find(path: str, roots: list[Path]) -> Path:
     problems = []
     for root in roots:
         candidate = Path(os.path.normpath(root / path))
+        name, commit = split_hub_id(path)
+        if may_be_hub_id(path) and commit and not os.path.lexists(candidate):
+            candidate = cached_folder(root, name, commit)
         if not os.path.lexists(candidate) or not candidate.is_relative_to(os.path.normpath(root)):
             continue
         problem = link_problem(candidate, roots)
@@ -97,6 +100,17 @@ def check_weight_format(folder: Path) -> None:
 def may_be_hub_id(path: str) -> bool:
     """Whether `path` has the form owner/name, which transformers resolves on the hub."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
+
+
+def split_hub_id(path: str) -> tuple[str, str]:
+    """`owner/name` and the revision of a hub id; the revision is empty where none is given."""
+    name, _, revision = path.partition("@")
+    return name, revision
+
+
+def cached_folder(root: Path, name: str, commit: str) -> Path:
+    """The folder below a models root that holds a hub model's files at a commit."""
+    return root / "cache" / name / commit
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class ModelSpec(Section):
     path: Path | None = Field(
         None,
         description="On the platform: an id from a worker's catalogue. With `oppo train` also a local folder with config.json and"
-        " safetensors. A hub's model is downloaded first.",
+        " safetensors. A hub's model is downloaded first, or `owner/name@revision` where the worker allows it (OPPO_ALLOW_HUB).",
     )
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
 

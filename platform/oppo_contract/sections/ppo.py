@@ -214,7 +214,7 @@ class Ppo(Section):
 
     @model_validator(mode="after")
     def check_unused_settings(self) -> Self:
-        without = () if self.has_critic else CRITIC_SETTINGS
+        without: tuple[str, ...] = () if self.has_critic else CRITIC_SETTINGS
         if self.critic_learning_rate == FORMER_CRITIC_RATE:
             without = without[1:]
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):

@@ -1,0 +1,80 @@
+"""Models by hub id: refused without the operator's consent, otherwise downloaded once and pinned to a commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oppo_contract.events import parse_event
+from tests.fakes.hub import Hub, serve
+
+NAME = "small-lab/actor"
+
+
+@pytest.fixture
+def hub(world: Any) -> Iterator[Hub]:
+    """Two commits of the world's actor, with files that are never downloaded."""
+    files = {file.name: file.read_bytes() for file in (world.folder / "actor").iterdir()}
+    files |= {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "onnx/model.json": b"{}"}
+    with serve(Hub({NAME: [files | {"README.txt": b"first"}, files | {"README.txt": b"second"}]})) as hub:
+        yield hub
+
+
+def train(world: Any, hub: Hub, root: Path, out: Path, *arguments: Any, allow: str = "1", **changes: Any) -> list[Any]:
+    """The events of an engine that may reach the hub, in a process of its own: the library reads the endpoint when imported."""
+    actor = {"models": {"actor": {"path": changes.pop("path", NAME)}, "critic": "actor"}}
+    tree = world.tree({"steps": 1, "overlap": {"intra_step": "off"}}, actor, changes)
+    environ = os.environ | {"HF_ENDPOINT": hub.url, "OPPO_ALLOW_HUB": allow, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-m", "oppo_core", *world.command(tree, out, 1), "--root", str(root), *map(str, arguments)]
+    command[command.index("--root") + 1 : command.index("--root") + 1] = [str(root), "--root"]
+    subprocess.run(command, env=environ, check=False, capture_output=True, timeout=200)
+    return [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
+
+
+def test_a_hub_model_is_downloaded_once_pinned_and_kept_by_a_resumed_run(world: Any, hub: Hub, tmp_path: Path) -> None:
+    root, second = tmp_path / "root", Hub.commit(1)
+    root.mkdir()
+    events = train(world, hub, root, tmp_path / "run")
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    (started,) = [event for event in events if event.kind == "started"]
+    assert started.commits == {NAME: second}
+    folder = root / "cache" / NAME / second
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", "README.txt"}
+    assert (folder / "README.txt").read_bytes() == b"second"
+    assert not any("pytorch_model" in path and "resolve" in path for path in hub.asked)
+    hub.repositories[NAME].append(dict(hub.repositories[NAME][0]))
+    hub.asked.clear()
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    resumed = train(world, hub, root, tmp_path / "more", "--resume-from", checkpoint, steps=2)
+    assert resumed[-1].outcome == "succeeded", resumed[-1].reason
+    assert [event.commits for event in resumed if event.kind == "started"] == [{NAME: second}]
+    assert hub.asked == [], "the recorded commit is on the disk"
+    shutil.rmtree(tmp_path / "run")
+    older = train(world, hub, root, tmp_path / "run", path=f"{NAME}@{Hub.commit(0)}")
+    assert [event.commits for event in older if event.kind == "started"] == [{NAME: Hub.commit(0)}]
+
+
+@pytest.mark.parametrize(
+    ("allow", "path", "said"),
+    [
+        ("", NAME, f"{NAME} does not exist here"),
+        ("1", "small-lab/other", "small-lab/other cannot be downloaded from http://127.0.0.1:"),
+        ("1", f"{NAME}@v9", f"{NAME}@v9 cannot be downloaded from http://127.0.0.1:"),
+    ],
+)
+def test_refusals_name_the_model_and_the_reason(world: Any, hub: Hub, tmp_path: Path, allow: str, path: str, said: str) -> None:
+    events = train(world, hub, tmp_path, tmp_path / "run", allow=allow, path=path)
+    assert [event.kind for event in events] == ["finished"]
+    assert said in events[0].reason
+    if not allow:
+        assert f"download a hub model first: hf download {NAME}" in events[0].reason
+        assert hub.asked == []
+    assert json.loads((tmp_path / "run" / "spec.json").read_text())["models"]["actor"]["path"] == path
