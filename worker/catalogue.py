@@ -16,6 +16,7 @@ from typing import Any, Literal
 import structlog
 
 from oppo_contract.model_folder import (
+    ALLOW_HUB,
     PICKLED,
     TINY,
     ModelFolderError,
@@ -26,7 +27,7 @@ from oppo_contract.model_folder import (
     tokenizer_digest,
 )
 from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of
-from oppo_contract.wire import MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
+from oppo_contract.wire import ANY_HUB_MODEL, MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
@@ -71,6 +72,8 @@ class Catalogue:
 
     def _scan(self) -> list[CatalogueEntry]:
         entries: dict[str, CatalogueEntry] = {}
+        if os.environ.get(ALLOW_HUB, "").strip() == "1":
+            entries[ANY_HUB_MODEL] = CatalogueEntry(id=ANY_HUB_MODEL, kind="hub", bytes=0)
         for entry in itertools.chain.from_iterable(map(self._walk, self.roots)):
             if entry.id not in entries or entries[entry.id].problem:  # as `find`, which takes the first root where it is usable
                 entries[entry.id] = entry

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.model_folder import ModelFolderError, cached_folder, find, may_be_hub_id, split_hub_id
+from oppo_contract.model_folder import ALLOW_HUB, ModelFolderError, cached_folder, find, may_be_hub_id, split_hub_id
 from oppo_contract.spec import RunSpec, load_stored_spec
 
-ALLOW = "OPPO_ALLOW_HUB"
 # Weights, configuration and tokenizer of the main folder; never pickles or code.
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 TIMEOUT_S = 30.0
@@ -24,7 +23,7 @@ TIMEOUT_S = 30.0
 
 def hub_allowed() -> bool:
     """Whether the operator allows downloads from a hub on this machine."""
-    return os.environ.get(ALLOW, "").strip() == "1"
+    return os.environ.get(ALLOW_HUB, "").strip() == "1"
 
 
 def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None) -> RunSpec:

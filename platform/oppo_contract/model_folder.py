@@ -12,6 +12,8 @@ from typing import Any
 TINY = "oppo_tiny"  # `model_type` of our own architecture
 MAX_HEADER_BYTES = 10**8  # as in the safetensors library
 PICKLED = "pytorch_model*.bin"
+# Set to 1 by a worker's operator: engines may download models by hub id.
+ALLOW_HUB = "OPPO_ALLOW_HUB"
 CLASSIFIER = "ForSequenceClassification"
 
 

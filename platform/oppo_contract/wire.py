@@ -48,6 +48,7 @@ HEARTBEAT_S = 2.0
 MAX_ARCHITECTURE = 200  # characters
 MAX_ID = 1024  # characters, as MAX_PROBLEM
 MAX_PROBLEM = 2000
+ANY_HUB_MODEL = "any model"
 MAX_TOKENS = 2**31 - 1  # context or vocabulary of a model; the range of the database columns
 
 
@@ -63,13 +64,14 @@ class DeviceReport(WireModel):
 
 
 class CatalogueEntry(WireModel):
-    """A model or a prompt file below a worker's roots; `id` is its path below the root, with forward slashes.
+    """A model or prompts below a worker's roots; `id` is the path below the root, with forward slashes.
 
-    One with a `problem` is listed and refused at submit.
+    Kind `hub` with the id `any model` says that the worker downloads models by hub id. An entry with a `problem` is listed and
+    refused at submit.
     """
 
     id: str = Field(min_length=1, max_length=MAX_ID)
-    kind: Literal["model", "prompts"]
+    kind: Literal["model", "prompts", "hub"]
     bytes: int = Field(ge=0)
     architecture: str = Field("", max_length=MAX_ARCHITECTURE)
     task: Literal["causal_lm", "sequence_classification", ""] = ""

@@ -225,6 +225,16 @@ def test_entries_are_resent_until_acknowledged(root: Path) -> None:
     assert watch.unsent(requested=True) is entries
 
 
+@pytest.mark.parametrize(("allowed", "kinds"), [("1", ["hub"]), ("0", []), ("", [])])
+def test_a_worker_that_may_download_from_a_hub_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, kinds: list[str]
+) -> None:
+    monkeypatch.setenv("OPPO_ALLOW_HUB", allowed)
+    catalogue = Catalogue([tmp_path])
+    catalogue.refresh()
+    assert [entry.kind for entry in catalogue.entries] == kinds
+
+
 def test_missing_root_is_empty(tmp_path: Path) -> None:
     catalogue = Catalogue([tmp_path / "later"])
     assert not catalogue.refresh()

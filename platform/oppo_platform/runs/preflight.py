@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from oppo_contract.model_folder import may_be_hub_id
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
@@ -35,6 +36,8 @@ class NodeOffer:
     models: Mapping[str, ModelFacts]
     prompts: frozenset[str]
     problems: Mapping[str, str] = field(default_factory=dict)
+    hub: bool = False
+    """Whether it downloads models by hub id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +125,18 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
     prompts = sorted({name for offer in offers for name in offer.prompts})
     problems = {name: problem for offer in offers for name, problem in offer.problems.items()}
     for required in required_models(spec):
-        if required.id not in models:
+        if required.id not in models and required.id not in hub_models(spec, offers):
             yield _unknown(required.path, required.id, models, "model", problems)
     for path, file in required_files(spec):
         if file not in prompts:
             yield _unknown(path, file, prompts, "prompts file", problems)
+
+
+def hub_models(spec: RunSpec, offers: Sequence[NodeOffer]) -> set[str]:
+    """Models of the spec that are in no catalogue, and that a worker downloads from a hub."""
+    listed = {name for offer in offers for name in (*offer.models, *offer.problems)}
+    ids = {required.id for required in required_models(spec)} - listed
+    return {name for name in ids if may_be_hub_id(name)} if any(offer.hub for offer in offers) else set()
 
 
 def _unknown(path: str, given: str, known: list[str], noun: str, problems: Mapping[str, str]) -> SpecProblem:
@@ -200,9 +210,10 @@ def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], having: str) -> I
 
 
 def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
-    ids = {w.id for w in required_models(spec)}
+    hub = hub_models(spec, offers)
+    ids = {w.id for w in required_models(spec)} - hub
     files = {file for _, file in required_files(spec)}
-    whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
+    whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts and (o.hub or not hub)]
     if not whole:
         yield SpecProblem("", "needs models and prompts that are on different workers; no single worker has them all")
     else:

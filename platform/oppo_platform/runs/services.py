@@ -19,7 +19,7 @@ from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.forks import lock_fork_source
 from oppo_platform.runs.models import Run, Transition
-from oppo_platform.runs.preflight import ModelFacts, NodeOffer, required_files, required_models
+from oppo_platform.runs.preflight import ModelFacts, NodeOffer, hub_models, required_files, required_models
 
 
 def node_offers() -> list[NodeOffer]:
@@ -35,6 +35,7 @@ def node_offers() -> list[NodeOffer]:
                 if c.kind == "model" and not c.problem
             },
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
+            hub=any(c.kind == "hub" for c in node.catalogue.all()),
             problems={c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
         )
         for node in nodes
@@ -83,9 +84,11 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
 
 def node_requirements(spec: RunSpec) -> dict[str, Any]:
     """Requirements on a node, in short: the scheduler reads them instead of the whole spec."""
-    models = sorted({requested.id for requested in required_models(spec)})
+    hub = hub_models(spec, node_offers())
+    models = sorted({requested.id for requested in required_models(spec)} - hub)
     prompts = sorted({file for _, file in required_files(spec)})
-    return {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
+    needs = {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
+    return needs | {"hub": True} if hub else needs
 
 
 def matching_preset(spec: RunSpec) -> str:

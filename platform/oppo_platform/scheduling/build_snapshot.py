@@ -13,7 +13,7 @@ from django.db.models import Count, F, Q, TextField
 from django.db.models.functions import Cast
 
 from oppo_contract.states import HOLDING_DEVICES, RunState
-from oppo_contract.wire import SUPPORTED_VERSIONS
+from oppo_contract.wire import ANY_HUB_MODEL, SUPPORTED_VERSIONS
 from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
@@ -68,7 +68,11 @@ def empty_cluster(now: datetime) -> policy.Snapshot:
 def parse_needs(needs: dict[str, Any]) -> tuple[str, int | None, frozenset[policy.Need]]:
     """Device kind, exact number of nodes (None: one), and required models and prompts, from `Run.needs`."""
     nodes: int = needs.get("nodes", 1)  # older runs have no entry
-    items = [*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]
+    items = [
+        *([("hub", ANY_HUB_MODEL)] if needs.get("hub") else []),
+        *(("model", m) for m in needs["models"]),
+        *(("prompts", p) for p in needs["prompts"]),
+    ]
     return needs["kind"], nodes if nodes > 1 else None, frozenset(items)
 
 

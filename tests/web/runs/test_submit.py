@@ -4,6 +4,7 @@ import pytest
 
 from oppo_contract.spec import MAX_SPEC_BYTES
 from oppo_platform.runs.models import Run
+from oppo_platform.scheduling.cycle import run_cycle
 
 TINY = {"tiny": {"context": 1024}}
 
@@ -92,6 +93,20 @@ def test_a_model_of_a_hub_is_to_be_downloaded(world, browser, make_spec):
     assert "hf download Qwen/Qwen2.5-0.5B --local-dir MODELS_ROOT/Qwen2.5-0.5B" in told["message"]
     for path in ("Qwen", "../Qwen", "a/b/c"):
         assert "hf download" not in complaint(browser, spec=make_spec(models=models(actor=path)))["message"]
+
+
+def test_a_hub_model_goes_to_a_worker_that_may_download_it(world, browser, make_spec, base_catalogue, make_entry):
+    world.worker("node1")
+    spec = make_spec(models=models(actor="Qwen/Qwen2.5-0.5B@main"))
+    assert "is not in any connected worker's catalogue" in complaint(browser, spec=spec)["message"]
+    world.worker("node2", catalogue=[*base_catalogue, {"id": "any model", "kind": "hub", "bytes": 0}])
+    assert send(browser, spec=spec).status_code == 201
+    assert Run.objects.get().needs == {
+        "kind": "any", "models": ["rewards/small"], "prompts": ["letters"], "nodes": 1, "hub": True
+    }  # fmt: skip
+    run_cycle()
+    run = Run.objects.get()
+    assert (run.state, [a.node.name for a in run.attempts.all()]) == ("allocated", ["node2"])
 
 
 def test_prompts_in_no_catalogue(world, browser, make_spec):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from oppo_platform.scheduling.policy.placement import ClusterDevices, NodeDevices, may_use
 from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
 
-KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts"}
+KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts", "hub": "OPPO_ALLOW_HUB=1 for"}
 
 
 def partition(

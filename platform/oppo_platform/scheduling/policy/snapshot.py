@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Need = tuple[str, str]  # ("model" | "prompts", id) as in the nodes' catalogues
+Need = tuple[str, str]  # ("model" | "prompts" | "hub", id) as in the nodes' catalogues
 DeviceState = Literal["ready", "quarantined", "unknown", "draining"]
 # Devices by node id, in the order of the gang: its first node is the rendezvous.
 DevicesByNode = Mapping[int, tuple[int, ...]]
