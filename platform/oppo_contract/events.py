@@ -92,9 +92,7 @@ class StartedEvent(Envelope):
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
     start_step: int = Field(ge=0, le=MAX_STEP, description="Steps already trained: 0, or the checkpoint's.")
     total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
-    provenance: Provenance | None = Field(
-        None, description="What the run was made of; null from older engines."
-    )
+    provenance: Provenance | None = Field(None, description="What the run was made of; null from older engines.")
 
 
 class StepEvent(Envelope):

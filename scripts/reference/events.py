@@ -37,7 +37,13 @@ def page() -> str:
 
 
 # Models that events contain lists of.
-PARTS: dict[str, type[BaseModel]] = {"A deferred sequence": contract.DeferredSequence, "A sample": contract.Sample, "A chat turn": contract.ChatTurn, "Provenance": contract.Provenance, "A git state": contract.GitState}
+PARTS: dict[str, type[BaseModel]] = {
+    "A deferred sequence": contract.DeferredSequence,
+    "A sample": contract.Sample,
+    "A chat turn": contract.ChatTurn,
+    "Provenance": contract.Provenance,
+    "A git state": contract.GitState,
+}
 
 
 def models() -> tuple[type[contract.Envelope], ...]:
