@@ -54,8 +54,7 @@ def finish_step(
     metrics |= engine.cpu_time.take() if engine.cpu_time is not None else {}
     # Normalized scores converge to mean 0 whatever was learned.
     score_name = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
-    entropy = metrics.get("actor/entropy", math.nan)  # none while only the critic is trained
-    engine.run_score.add_step(metrics[score_name], Health(metrics["objective/kl"], entropy, metrics["response/repetition"]))
+    engine.run_score.add_step(metrics[score_name], _health(metrics))
     metrics = engine.run_score.last_metrics = metrics | engine.run_score.pending_metrics
     _write_step(engine)
     if progress.step % spec.logging.spans_every == 0:
@@ -66,6 +65,11 @@ def finish_step(
     report_shrunk_passes(engine)
     _write_samples(engine, experience)
     _run_controllers(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+
+
+def _health(metrics: dict[str, float]) -> Health:
+    """The step's values that stop conditions watch; no entropy while only the critic is trained."""
+    return Health(metrics["objective/kl"], metrics.get("actor/entropy", math.nan), metrics["response/repetition"])
 
 
 def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) -> dict[str, float]:

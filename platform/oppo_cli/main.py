@@ -30,6 +30,7 @@ COMMANDS = {
     "cancel": "oppo_cli.client_commands:cancel",
     "compare": "oppo_cli.client_commands:compare",
     "pull": "oppo_cli.client_commands:pull",
+    "init": "oppo_cli.init:init",
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from oppo_contract.aliases import our_setting
 from oppo_contract.fields import FieldLocation, SpecSchema
 from oppo_contract.retired import find_retired
 
@@ -132,7 +133,7 @@ def _translate(detail: ErrorDetails, field: FieldLocation, schema: SpecSchema) -
         return SpecProblem(path, entry.message, _shown(given), entry.allowed)
     if kind == "extra_forbidden":
         keys = schema.keys(schema.locate(field.path[:-1]).schema)
-        near = nearest_match(str(field.path[-1]), keys)
+        near = nearest_match(str(field.path[-1]), keys) or our_setting(path)
         return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), near)
     at = schema.locate(field.path[: field.branch[0]]).schema if field.branch and kind == "literal_error" else field.schema
     near = nearest_match(given, schema.enum_values(at)) if kind == "literal_error" and isinstance(given, str) else None

@@ -1,0 +1,113 @@
+"""Names of settings in TRL (PPOConfig, GRPOConfig) and verl (ppo_trainer), and the settings of ours that mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "k3+": "k3+"}
+ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "rloo": "rloo"}
+LOSS_TYPES = {"grpo": "sequence_mean", "dr_grpo": "token_sum", "dapo": "token_mean", "bnpo": "token_mean"}
+AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
+GROUP_SCALING = {True: True, "group": True, False: False, "none": False}
+NO_TOP_K, NO_TOP_P = {0: None, -1: None}, {1.0: None}
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Our setting. `values`: theirs → ours; `others`: whether a value that is not among them is kept."""
+
+    path: str
+    values: Mapping[Any, Any] | None = None
+    others: bool = False
+
+
+def _same(**paths: str) -> dict[str, Alias]:
+    return {name: Alias(path) for name, path in paths.items()}
+
+
+TRL = _same(
+    run_name="name", seed="seed", max_steps="steps", sft_model_path="models.actor.path", model_name_or_path="models.actor.path",
+    reward_model_path="models.reward.model.path", learning_rate="ppo.learning_rate", warmup_steps="ppo.warmup_steps",
+    weight_decay="ppo.weight_decay", max_grad_norm="ppo.max_grad_norm", num_ppo_epochs="ppo.epochs", num_iterations="ppo.epochs",
+    num_mini_batches="ppo.mini_batches", num_generations="ppo.group_size", kl_coef="ppo.kl.coefficient",
+    beta="ppo.kl.coefficient",
+    cliprange="ppo.clip_range", epsilon="ppo.clip_range", epsilon_high="ppo.clip_range_high", delta="ppo.dual_clip",
+    cliprange_value="ppo.value_clip_range", gamma="ppo.gamma", lam="ppo.gae_lambda", whiten_rewards="ppo.whiten_rewards",
+    missing_eos_penalty="ppo.missing_eos_penalty", temperature="rollout.temperature", min_p="rollout.min_p",
+    response_length="rollout.max_new_tokens", max_completion_length="rollout.max_new_tokens",
+    max_prompt_length="rollout.max_prompt_tokens", shuffle_dataset="data.shuffle", save_steps="checkpoints.every_steps",
+    save_total_limit="checkpoints.keep",
+) | {
+    "lr_scheduler_type": Alias("ppo.schedule", SCHEDULES),
+    "kl_estimator": Alias("ppo.kl.estimator", KL_ESTIMATORS),
+    "loss_type": Alias("ppo.loss_aggregation", LOSS_TYPES),
+    "scale_rewards": Alias("ppo.normalize_advantages_by_std", GROUP_SCALING),
+    "top_k": Alias("rollout.top_k", NO_TOP_K, others=True),
+    "top_p": Alias("rollout.top_p", NO_TOP_P, others=True),
+    "use_vllm": Alias("rollout.backend", {True: "vllm", False: "torch"}),
+    "bf16": Alias("resources.dtype", {True: "bfloat16", False: "float32"}),
+}  # fmt: skip
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+VERL = {
+    "trainer.experiment_name": Alias("name"),
+    "trainer.total_training_steps": Alias("steps"),
+    "trainer.save_freq": Alias("checkpoints.every_steps", {-1: None}, others=True),
+    "trainer.nnodes": Alias("resources.nodes"),
+    "data.prompt_key": Alias("data.prompt_field"),
+    "data.shuffle": Alias("data.shuffle"),
+    "data.seed": Alias("seed"),
+    "data.train_batch_size": Alias("ppo.batch_size"),
+    "data.max_prompt_length": Alias("rollout.max_prompt_tokens"),
+    "data.max_response_length": Alias("rollout.max_new_tokens"),
+    "actor_rollout_ref.model.path": Alias("models.actor.path"),
+    "critic.model.path": Alias("models.critic.path"),
+    "reward_model.model.path": Alias("models.reward.model.path"),
+    f"{ACTOR}ppo_epochs": Alias("ppo.epochs"),
+    f"{ACTOR}ppo_max_token_len_per_gpu": Alias("ppo.micro_batch_tokens"),
+    f"{ACTOR}optim.lr": Alias("ppo.learning_rate"),
+    f"{ACTOR}optim.weight_decay": Alias("ppo.weight_decay"),
+    f"{ACTOR}optim.lr_warmup_steps": Alias("ppo.warmup_steps", {-1: 0}, others=True),
+    f"{ACTOR}grad_clip": Alias("ppo.max_grad_norm"),
+    f"{ACTOR}clip_ratio": Alias("ppo.clip_range"),
+    f"{ACTOR}clip_ratio_high": Alias("ppo.clip_range_high"),
+    f"{ACTOR}clip_ratio_c": Alias("ppo.dual_clip"),
+    f"{ACTOR}entropy_coeff": Alias("ppo.entropy_coefficient"),
+    f"{ACTOR}loss_agg_mode": Alias("ppo.loss_aggregation", AGGREGATIONS),
+    f"{ROLLOUT}n": Alias("ppo.group_size"),
+    f"{ROLLOUT}temperature": Alias("rollout.temperature"),
+    f"{ROLLOUT}top_k": Alias("rollout.top_k", NO_TOP_K, others=True),
+    f"{ROLLOUT}top_p": Alias("rollout.top_p", NO_TOP_P, others=True),
+    f"{ROLLOUT}name": Alias("rollout.backend", {"vllm": "vllm", "hf": "torch"}),
+    "critic.optim.lr": Alias("ppo.critic_learning_rate"),
+    "critic.cliprange_value": Alias("ppo.value_clip_range"),
+    "algorithm.adv_estimator": Alias("ppo.algorithm", ALGORITHMS),
+    "algorithm.norm_adv_by_std_in_grpo": Alias("ppo.normalize_advantages_by_std"),
+    "algorithm.gamma": Alias("ppo.gamma"),
+    "algorithm.lam": Alias("ppo.gae_lambda"),
+    "algorithm.kl_penalty": Alias("ppo.kl.estimator", KL_ESTIMATORS),
+    "algorithm.kl_ctrl.kl_coef": Alias("ppo.kl.coefficient"),
+    "algorithm.kl_ctrl.type": Alias("ppo.kl.controller", {"fixed": "fixed", "adaptive": "adaptive"}),
+    "algorithm.kl_ctrl.horizon": Alias("ppo.kl.horizon"),
+    "algorithm.kl_ctrl.target_kl": Alias("ppo.kl.target"),
+}
+
+# Why a setting of theirs has none of ours that means the same.
+NOT_TAKEN = {
+    "vf_coef": "actor and critic have an optimizer each: set ppo.critic_learning_rate",
+    "data.train_files": "prompts are JSON Lines here: convert them and set data.prompts",
+    "data.val_files": "prompts are JSON Lines here: convert them and set evaluation.prompts",
+    "trainer.total_epochs": "training is counted in steps: set steps",
+    "num_train_epochs": "training is counted in steps: set steps",
+    "total_episodes": "training is counted in steps: set steps to episodes ÷ batch size",
+    "reward_funcs": "a Python reward becomes a registered rule: set models.reward.rule",
+}
+
+
+def our_setting(path: str) -> str | None:
+    """Our setting for a name of theirs, given alone or below some section; None if no name matches."""
+    alias = VERL.get(path) or TRL.get(path.rpartition(".")[2])
+    return alias.path if alias is not None else None
