@@ -11,6 +11,7 @@ from typing import Any
 from oppo_contract.model_folder import TINY
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import dump_yaml
+from oppo_core.checkpointing.save_restore import run_score
 
 CARD = "README.md"
 LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
@@ -80,12 +81,12 @@ Settings that differ from the defaults:
 
 def _figures(spec: RunSpec, state: dict[str, Any]) -> str:
     """A table of the last step's figures; without those that were not measured."""
-    scores = state["run_score"]
+    scores = run_score(state)
     figures = {
         "Steps": f"{state['progress']['step']} of {spec.steps}",
-        "Mean reward of the last step": _number(scores["score"]),
-        "Mean reward of the last evaluation": _number(scores["evaluation"]),
-        "Mean KL to the reference in the last step, nats per response": _number(scores["kl"]),
+        "Mean reward of the last step": _number(scores.score),
+        "Mean reward of the last evaluation": _number(scores.evaluation),
+        "Mean KL to the reference in the last step, nats per response": _number(scores.kl),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {title} | {value} |" for title, value in figures.items() if value)])
 

@@ -103,7 +103,7 @@ def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = load_cohorts(state)
     engine.moments = ScoreMoments(**state["score_moments"])
-    engine.run_score = _run_score(state)
+    engine.run_score = run_score(state)
     engine.pool.sharding = PromptSharding(**state["turns"])
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
@@ -117,7 +117,7 @@ def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     engine.saved = checkpoint_name(engine)
 
 
-def _run_score(state: dict[str, Any]) -> RunScore:
+def run_score(state: dict[str, Any]) -> RunScore:
     """The run's scores, which have other names before format 6."""
     if "run_score" in state:
         return RunScore(**state["run_score"])

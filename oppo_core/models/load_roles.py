@@ -44,8 +44,6 @@ def load_reference(spec: RunSpec, roots: list[Path], device: torch.device, base:
         return base
     models, dtype = spec.models, DTYPES[spec.resources.dtype]
     network = load_model(models.reference or models.actor, "lm", roots, dtype, spec.seed, device=device)
-    for weight in network.parameters():
-        weight.requires_grad_(False)
     if base is not None:
         use_shared_weights(network, base)
     check_contexts(spec, network)

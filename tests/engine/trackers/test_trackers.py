@@ -97,8 +97,8 @@ def told(section: dict[str, Any], flush_s: float = PATIENT, samples_every: int =
 
 
 def log_of(events: list[Any]) -> list[str]:
-    """All lines of the run's log."""
-    return [line for event in events if event.kind == "log" for line in event.lines]
+    """All lines of the run's log but those of loading."""
+    return [line for event in events if event.kind == "log" for line in event.lines if not line.startswith("Loading ")]
 
 
 def checkpoint(out: Path, step: int) -> tuple[str, Path]:
