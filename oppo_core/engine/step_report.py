@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
-from oppo_contract.events import Counter
+from oppo_contract.events import MAX_EVENT_BYTES, Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
 from oppo_core.control.run_score import Health
 from oppo_core.engine.state import Engine
@@ -17,6 +18,7 @@ from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tai
 from oppo_core.rollout.step_state import StepState
 from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, running_total
 
+SAMPLES_BYTES = MAX_EVENT_BYTES // 2
 # Decoding with at most this share of B+Δ rows is the tail.
 TAIL_SHARE = 0.25
 
@@ -170,8 +172,21 @@ def _write_samples(engine: Engine, experience: Experience) -> None:
                 "age": sequence.age, "versions": (sequence.token_versions[0], sequence.token_versions[-1]),
             }
         )  # fmt: skip
-    if rows:
-        engine.journal.write("samples", step=engine.progress.step, samples=rows)
+    write_samples(engine, rows)
+
+
+def write_samples(engine: Engine, rows: list[dict[str, Any]]) -> None:
+    """Write samples as events of about `SAMPLES_BYTES`: a supervisor drops an event above `MAX_EVENT_BYTES`."""
+    part, size = list[dict[str, Any]](), 0
+    for row in rows:
+        length = len(json.dumps(row))
+        if part and size + length > SAMPLES_BYTES:
+            engine.journal.write("samples", step=engine.progress.step, samples=part)
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        engine.journal.write("samples", step=engine.progress.step, samples=part)
 
 
 def _run_controllers(engine: Engine, experience: Experience, seconds_per_token: float) -> None:

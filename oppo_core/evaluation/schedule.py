@@ -163,5 +163,4 @@ def _samples(engine: Engine, answers: list[Sequence], scores: NDArray[np.float64
                 "kl": 0.0, "length": sequence.length, "age": 0, "versions": (version, version), "held_out": True,
             }
         )  # fmt: skip
-    if rows:
-        engine.journal.write("samples", step=version, samples=rows)
+    step_report.write_samples(engine, rows)

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-# Frozen weight → (its version, its float32 copy).
-_float32_copies: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+# Frozen weight → (its version and address, its float32 copy). A weight that is changed in place through `.data` goes unnoticed.
+_float32_copies: MutableMapping[Tensor, tuple[tuple[int, int], Tensor]] = WeakTensorKeyDictionary()
 
 
 def precise(values: Tensor) -> Tensor:
@@ -39,9 +39,9 @@ def _in_float32(weight: Tensor) -> Tensor:
     """A float32 copy. That of a frozen weight is retained: to convert a vocabulary takes as long as to multiply by it."""
     if weight.requires_grad:
         return weight.float()
-    known = _float32_copies.get(weight)
-    if known is None or known[0] != weight._version:
-        known = _float32_copies[weight] = weight._version, weight.float()
+    known, state = _float32_copies.get(weight), (weight._version, weight.data_ptr())
+    if known is None or known[0] != state:
+        known = _float32_copies[weight] = state, weight.float()
     return known[1]
 
 

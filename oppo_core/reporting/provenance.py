@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from oppo_contract.events import GitState, Provenance
+from oppo_contract.events import MAX_COMMAND, GitState, Provenance
 from oppo_contract.model_folder import find
 from oppo_contract.spec import ModelSpec, RunSpec
 
@@ -33,7 +33,7 @@ def collect_provenance(spec: RunSpec, roots: list[Path], threads: int | None, pr
         versions={"python": platform.python_version(), **dict(_versions())},
         models={role: fingerprint(find(path, roots)) for role, path in _model_paths(spec)},
         prompts=prompts_digest,
-        command=_command(roots, threads),
+        command=_command(roots, threads)[:MAX_COMMAND],
     )
 
 

@@ -44,7 +44,7 @@ class PromptRecords:
             key = ids.tobytes()
             row = _with_messages(fields, prompt_field)
             record = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
-            if binary := [name for name, value in record.items() if isinstance(value, bytes)]:
+            if binary := [name for name, value in record.items() if _has_bytes(value)]:
                 raise RewardError(
                     f"{where}: column {binary[0]!r} is binary, which a reward cannot read; leave it out of the file"
                 )
@@ -58,6 +58,13 @@ class PromptRecords:
     def record(self, prompt_ids: list[int]) -> Record:
         """The record of a prompt: its JSON object."""
         return self._records[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
+
+
+def _has_bytes(value: Any) -> bool:
+    """Whether a value is binary or contains something binary, such as an image of a Hugging Face dataset."""
+    if isinstance(value, dict):
+        return any(map(_has_bytes, value.values()))
+    return any(map(_has_bytes, value)) if isinstance(value, list) else isinstance(value, bytes)
 
 
 def _with_messages(record: dict[str, Any], prompt_field: str) -> dict[str, Any]:

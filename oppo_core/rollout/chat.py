@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oppo_contract.events import MAX_CHAT_TURNS, MAX_ROLE
+
 Message = dict[str, Any]
 
 
@@ -18,7 +20,9 @@ def is_conversation(value: object) -> bool:
 
 
 def validated_messages(messages: list[Message]) -> list[Message]:
-    """Return the messages unchanged. Raises ChatError when `role` or `content` is missing or not text."""
+    """Return the messages unchanged. Raises ChatError for a `role` or `content` that is no text or too long."""
+    if len(messages) > MAX_CHAT_TURNS:
+        raise ChatError(f"a conversation of {len(messages)} messages; at most {MAX_CHAT_TURNS} are allowed")
     for number, message in enumerate(messages, start=1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
@@ -26,6 +30,8 @@ def validated_messages(messages: list[Message]) -> list[Message]:
                     f"has {type(message[key]).__name__} there" if key in message else f"has {', '.join(message) or 'nothing'}"
                 )
                 raise ChatError(f"message {number} needs a text under {key!r}; it {actual}")
+        if not 1 <= len(message["role"]) <= MAX_ROLE:
+            raise ChatError(f"message {number} has a role of {len(message['role'])} characters; 1 to {MAX_ROLE} are allowed")
     return messages
 
 

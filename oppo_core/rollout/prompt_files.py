@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,11 +81,13 @@ def _rows(file: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it. Fields that a struct of the column has and this one lacks are left out."""
+    """A value as JSON has it: no NaN, and without fields that a struct of the column has and this one lacks."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return str(value) if isinstance(value, AS_TEXT) else value
 
 

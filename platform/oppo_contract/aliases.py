@@ -57,6 +57,8 @@ VERL = {
     "trainer.total_training_steps": Alias("steps"),
     "trainer.save_freq": Alias("checkpoints.every_steps", {-1: None}, others=True),
     "trainer.nnodes": Alias("resources.nodes"),
+    "data.train_files": Alias("data.prompts"),
+    "data.val_files": Alias("evaluation.prompts"),
     "data.prompt_key": Alias("data.prompt_field"),
     "data.shuffle": Alias("data.shuffle"),
     "data.seed": Alias("seed"),
@@ -98,8 +100,6 @@ VERL = {
 # Why a setting of theirs has none of ours that means the same.
 NOT_TAKEN = {
     "vf_coef": "actor and critic have an optimizer each: set ppo.critic_learning_rate",
-    "data.train_files": "prompts are JSON Lines here: convert them and set data.prompts",
-    "data.val_files": "prompts are JSON Lines here: convert them and set evaluation.prompts",
     "trainer.total_epochs": "training is counted in steps: set steps",
     "num_train_epochs": "training is counted in steps: set steps",
     "total_episodes": "training is counted in steps: set steps to episodes ÷ batch size",

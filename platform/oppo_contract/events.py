@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_METRICS_PER_STEP = 500
 MAX_CHAT_TURNS = 1000
+MAX_ROLE = 100  # characters
+MAX_COMMAND = 10_000  # characters
 # Events dropped while the outbox is full. The supervisor signals that with a file: events file name + FULL_SUFFIX.
 DETAIL_KINDS = ("spans", "samples", "log")
 FULL_SUFFIX = ".full"
@@ -81,7 +83,7 @@ class Provenance(WireModel):
         description="Setting → fingerprint of the model folder: SHA-256 of its files' names, sizes and sampled contents.",
     )
     prompts: Sha256 = Field(description="SHA-256 of the tokenized prompts of `data.prompts`, in file order.")
-    command: str = Field(max_length=10_000, description="Command that repeats the run; `SPEC.yaml` is its spec.")
+    command: str = Field(max_length=MAX_COMMAND, description="Command that repeats the run; `SPEC.yaml` is its spec.")
 
 
 class StartedEvent(Envelope):
@@ -165,7 +167,7 @@ class ChatTurn(WireModel):
     """One turn of a chat prompt. Its text is untrusted."""
 
     role: str = Field(
-        min_length=1, max_length=100, description="`system`, `user`, `assistant` or another role of the chat template."
+        min_length=1, max_length=MAX_ROLE, description="`system`, `user`, `assistant` or another role of the chat template."
     )
     content: str = Field(max_length=MAX_EVENT_BYTES, description="The turn's text, without the template's special tokens.")
 

@@ -115,7 +115,8 @@ def _combine_trl(given: dict[str, Any], settings: dict[str, Any]) -> None:
         if settings["ppo.kl.coefficient"]:
             settings |= {"ppo.kl.placement": "loss", "ppo.kl.estimator": "k3"}
     if isinstance(responses, int):
-        settings["ppo.batch_size"] = max(1, responses // settings.get("ppo.group_size", 1))
+        group = settings.get("ppo.group_size", 1)
+        settings["ppo.batch_size"] = max(1, responses // group) if isinstance(group, int) and group > 0 else responses
 
 
 def _combine_verl(given: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -161,6 +162,13 @@ def _make_valid(result: Converted, names: dict[str, str]) -> None:
             if not refused:
                 raise
             for problem in refused:
-                del result.settings[problem.path]
-                result.left_out[names.get(problem.path, problem.path)] = f"{problem.path} {problem.message}"
+                for path in _causes(problem.path, result.settings):
+                    del result.settings[path]
+                    result.left_out[names.get(path, path)] = f"{problem.path} {problem.message}"
             _fill(result)
+
+
+def _causes(refused: str, settings: dict[str, Any]) -> list[str]:
+    """The settings to leave out: a batch that cannot be divided among devices stays, and the devices go."""
+    devices = [path for path in settings if path.startswith("resources.")]
+    return devices if refused == "ppo.batch_size" and devices else [refused]

@@ -27,8 +27,9 @@ RECOMPUTED_PER_UNIT = {"selective": 30, "full": 44}
 LOGITS_PER_ENTRY = 3
 # A sampling round per row and vocabulary entry: tempered logits, log-probs and probabilities, and their float64 cumulative sum.
 SAMPLED_PER_ENTRY = 3
-# Held-out prompts decoded together even if a step has fewer rows: a decode step of 64 rows takes little longer than one of 16.
-EVALUATION_ROWS = 64
+# Held-out prompts decoded together even if a step has fewer rows, while they have few tokens: a decode step of 64 short rows
+# takes little longer than one of 16.
+EVALUATION_TOKENS = 32768
 # Kernels that libraries load on first use, their workspaces, and fragmentation: assumed, not measured.
 GPU_RESERVE = 1 << 30
 
@@ -119,9 +120,9 @@ def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) 
 
 
 def evaluation_rows(spec: RunSpec, prompts: int) -> int:
-    """Held-out prompts that a rank decodes together: those of a step, or more if a step has few."""
-    ranks = spec.resources.ranks
-    return min(math.ceil(prompts / ranks), max(spec.ppo.rows // ranks, EVALUATION_ROWS))
+    """Held-out prompts that a rank decodes together: those of a step, or more if these are few and short."""
+    ranks, columns = spec.resources.ranks, spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    return min(math.ceil(prompts / ranks), max(spec.ppo.rows // ranks, EVALUATION_TOKENS // columns))
 
 
 def _kv_cache(name: str, shape: Shape, rows: int, columns: int, dtype_bytes: int) -> Item:

@@ -114,7 +114,7 @@ BROKEN = {
     "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
     "a report that clears fenced devices": ([(cluster, "update_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
     "orphans that are none": ([(node_heartbeat, "fence_orphans", deaf_to_reports)], 28),
-    "a wish that waits for nobody": ([(lifecycle, "_request_stop", lambda attempt, within_s: False)], 8),
+    "a wish that waits for nobody": ([(lifecycle, "_request_stop", lambda attempt, within_s: False)], 96),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
     "a cycle that gives no reasons": ([(cycle, "store_reasons", lambda decisions, now: 0)], 0),

@@ -132,7 +132,21 @@ def test_verl(tmp_path: Path, words: bool) -> None:
     assert (spec.ppo.kl.placement, spec.ppo.kl.coefficient) == ("loss", 0.002)
     assert (spec.resources.devices, spec.resources.nodes, spec.steps, spec.name) == (16, 2, 200, "gsm8k")
     assert (spec.rollout.max_prompt_tokens, spec.rollout.top_k) == (128, None)
-    assert "not taken over: data.train_files: prompts are JSON Lines here" in said
+    assert spec.data.prompts == "gsm8k.parquet"
+    assert "data.train_files" not in said
+
+
+def test_a_batch_that_their_devices_cannot_share_stays_and_the_devices_go(tmp_path: Path) -> None:
+    text = "trainer: {n_gpus_per_node: 8, nnodes: 2}\ndata: {train_batch_size: 2, max_prompt_length: 8, max_response_length: 8}"
+    spec, said = converted(tmp_path, text)
+    assert (spec.ppo.batch_size, spec.resources.devices) == (2, 1)
+    assert "not taken over: trainer.nnodes: ppo.batch_size cannot be divided" in said
+
+
+def test_no_generations_are_refused_with_a_message(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("{num_generations: 0, per_device_train_batch_size: 16}")
+    done = oppo("init", tmp_path / "y.yaml", "--from", tmp_path / "x.yaml")
+    assert not isinstance(done.exception, ZeroDivisionError), done.output
 
 
 def test_a_file_without_a_known_setting_is_refused(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def _delete_detail(row: TeamStorage, now: datetime) -> tuple[int, bool]:
         if not (_rules_unchanged(row) and _begin_detail(run_id, row.team_id, row.detail_days or 0)):
             continue
         changed += 1
-        while rows := delete_batch(run_id, DETAIL):
+        while rows := _delete_detail_batch(run_id):
             left -= 1
             if left <= 0:
                 return changed, False
@@ -173,6 +173,14 @@ def _delete_detail(row: TeamStorage, now: datetime) -> tuple[int, bool]:
             RunStorage.objects.filter(run=run_id).update(detail_pending=False)
             measure(run_id, recount=True)
     return changed, len(due) <= MOST_RUNS
+
+
+@transaction.atomic
+def _delete_detail_batch(run_id: int) -> int | None:
+    """`delete_batch`, but None once the run was retried (`on_reopen`): the new attempt's detail is added to what is left."""
+    if RunStorage.objects.select_for_update().filter(run=run_id, detail_pending=True).first() is None:
+        return None
+    return delete_batch(run_id, DETAIL)
 
 
 @transaction.atomic

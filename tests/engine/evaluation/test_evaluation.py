@@ -13,13 +13,16 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_contract.events import parse_event
+from oppo_contract.events import MAX_EVENT_BYTES, parse_event
+from oppo_contract.spec import load_spec
+from oppo_core.engine import step_report
 from oppo_core.evaluation import schedule as evaluation_module
 from oppo_core.evaluation.schedule import evaluate
 from oppo_core.ppo import actor as actor_module
 from oppo_core.rollout.held_out import HELD_OUT_OFFSET, build_evaluator
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.training.optimizer import NonFiniteError
+from oppo_estimate.memory import evaluation_rows
 
 SEQUENTIAL: dict[str, Any] = {"overlap": {"intra_step": "off", "inter_step": "off"}}
 HELD_OUT: dict[str, Any] = {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 7}}
@@ -240,3 +243,26 @@ def test_a_stop_cuts_an_evaluation_off_at_its_next_chunk(world: Any, tmp_path: P
     for role in ("actor", "critic"):
         one, other = plain.weights(role), run.weights(role)
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_samples_beyond_an_events_size_are_several_events() -> None:
+    """A supervisor drops an event above its limit, and with it every sample of the step."""
+    written: list[dict[str, Any]] = []
+    engine: Any = mock.Mock()
+    engine.journal.write = lambda kind, **event: written.append(event)
+    rows = [{"sequence_id": number, "response": "x" * 100_000} for number in range(12)]
+    step_report.write_samples(engine, rows)
+    assert [row for event in written for row in event["samples"]] == rows
+    assert len(written) > 1
+    assert all(len(json.dumps(event["samples"])) < MAX_EVENT_BYTES for event in written)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(56, 40), (1024, 32), (9216, 8)])
+def test_few_short_prompts_are_decoded_together_and_long_ones_as_many_as_in_a_step(tokens: int, rows: int) -> None:
+    spec = load_spec(
+        {
+            "name": "a", "steps": 1, "models": {"actor": {"path": "a"}, "reward": {"rule": "r"}}, "data": {"prompts": "p"},
+            "rollout": {"max_prompt_tokens": 8, "max_new_tokens": tokens - 8}, "ppo": {"batch_size": 8},
+        }
+    )  # fmt: skip
+    assert evaluation_rows(spec, 40) == rows

@@ -149,3 +149,13 @@ def test_a_binary_column_is_no_part_of_a_record(tmp_path: Path) -> None:
     assert np.array_equal(read_prompts(file, "prompt", CODEC, 9)[0], CODEC.encode("x"))
     with pytest.raises(RewardError, match=r"a\.parquet, row 1: column 'image' is binary"):
         PromptRecords().read(file, "prompt", CODEC, 9)
+    file = write(tmp_path / "b.parquet", [{"prompt": "x", "image": {"bytes": b"png", "path": None}}])
+    with pytest.raises(RewardError, match=r"b\.parquet, row 1: column 'image' is binary"):
+        PromptRecords().read(file, "prompt", CODEC, 9)
+
+
+def test_a_number_that_json_lacks_is_none(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [{"prompt": "x", "weight": float("nan")}])
+    records = PromptRecords()
+    records.read([file, write(tmp_path / "b.parquet", [{"prompt": "x", "weight": float("nan")}])], "prompt", CODEC, 9)
+    assert records.record(CODEC.encode("x")) == {"prompt": "x", "weight": None}

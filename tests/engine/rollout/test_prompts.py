@@ -67,6 +67,8 @@ def test_a_conversation_is_rendered_up_to_the_answer(folder: Path, tmp_path: Pat
         ([TALK[0], {"role": "user", "content": ["add"]}], "message 2 needs a text under 'content'; it has list there"),
         ([{"content": "add"}], "message 1 needs a text under 'role'"),
         ([{"role": "tool", "content": "add"}], "refuses it: TemplateError: no tools here"),
+        ([{"role": "", "content": "add"}], "message 1 has a role of 0 characters; 1 to 100 are allowed"),
+        ([TALK[1]] * 1001, "a conversation of 1001 messages; at most 1000 are allowed"),
         ([TALK[0]] * 5, "has 21 tokens, rollout.max_prompt_tokens is 16"),
     ],
 )

@@ -230,6 +230,27 @@ def test_round_is_bounded_and_the_next_continues(ended, monkeypatch):
     assert len(told(world, run)) == 1
 
 
+def test_a_retry_ends_the_deletion_of_detail(ended, monkeypatch):
+    """Between two batches the run is queued again: what its next attempt writes must stay."""
+    world, run = ended
+    monkeypatch.setattr(bulk_delete, "BATCH_ROWS", 2)
+    world.clock.advance(5 * DAY_S)
+    rule(world, detail_days=1, grace=False)
+    delete, counts = retention.delete_batch, []
+
+    def once(run_id, tables):
+        deleted = delete(run_id, tables)
+        retention.on_reopen(run_id)
+        counts.append(detail())
+        return deleted
+
+    monkeypatch.setattr(retention, "delete_batch", once)
+    apply_retention()
+    assert counts == [detail()]
+    assert detail() > 0
+    assert RunStorage.objects.get(run=run).detail_deleted_at is None
+
+
 @hypothesis(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ages=st.lists(st.integers(0, 60), min_size=1, max_size=6), run_days=st.none() | st.integers(1, 50))
 def test_exactly_the_old_runs_are_deleted(ended, ages, run_days):
