@@ -139,9 +139,10 @@ def _train(
 
 def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks) -> RunSpec:
     """The spec with hub models pinned to commits, the same on all ranks, and on this disk. Raises ModelFolderError."""
+    from oppo_contract.model_folder import hub_allowed
     from oppo_core.checkpointing.reshard import read_state
     from oppo_core.checkpointing.save_restore import check_intact
-    from oppo_core.models.hub import hub_allowed, pin_hub_models
+    from oppo_core.models.hub import pin_hub_models
 
     if not hub_allowed():
         return spec
@@ -152,7 +153,7 @@ def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks) ->
     if ranks.first:
         spec = pin_hub_models(spec, options.root, saved)
     pinned = load_stored_spec(json.loads(ranks.all_gather(spec.model_dump_json().encode())[0]))
-    return spec if ranks.first else pin_hub_models(spec, options.root, pinned)
+    return spec if ranks.first else pin_hub_models(pinned, options.root, None)
 
 
 def _join_ranks(spec: RunSpec) -> Ranks:

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import structlog
 
 from oppo_contract.model_folder import (
-    ALLOW_HUB,
     PICKLED,
     TINY,
     ModelFolderError,
+    check_links,
     check_weight_format,
     count_weights,
+    hub_allowed,
     link_problem,
     read_config,
     tokenizer_digest,
@@ -31,6 +32,7 @@ from oppo_contract.wire import ANY_HUB_MODEL, MAX_ARCHITECTURE, MAX_ID, MAX_PROB
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
+MAX_COUNTED_BYTES = 1 << 30  # of an Arrow file, whose rows are counted by reading it
 SCAN_EVERY_S = 10.0
 SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
@@ -72,7 +74,7 @@ class Catalogue:
 
     def _scan(self) -> list[CatalogueEntry]:
         entries: dict[str, CatalogueEntry] = {}
-        if os.environ.get(ALLOW_HUB, "").strip() == "1":
+        if hub_allowed():
             entries[ANY_HUB_MODEL] = CatalogueEntry(id=ANY_HUB_MODEL, kind="hub", bytes=0)
         for entry in itertools.chain.from_iterable(map(self._walk, self.roots)):
             if entry.id not in entries or entries[entry.id].problem:  # as `find`, which takes the first root where it is usable
@@ -107,7 +109,9 @@ class Catalogue:
                 return [self._model(path, name) if kind == "model" else self._prompts(path, name)]
         except ModelFolderError as error:
             problem = str(error)
-        except (OSError, ValueError, RecursionError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError | ValueError | RecursionError):
+                log.exception("unreadable_entry", path=_to_utf8(str(path)))
             problem = f"{path} cannot be read: {error}"
         if _to_utf8(name) == name and len(name) <= MAX_ID:
             return [CatalogueEntry(id=name, kind=kind, bytes=0, problem=_to_utf8(problem)[:MAX_PROBLEM])]
@@ -135,6 +139,7 @@ class Catalogue:
             files = expand([file])
         except PromptFilesError as error:
             raise ModelFolderError(str(error)) from None
+        check_links(files, self.roots)
         sizes = [_stat_regular(part).st_size for part in files]
         rows = sum(int(self._cached(part, _row_count)) for part in files)
         return CatalogueEntry(id=name, kind="prompts", bytes=sum(sizes), rows=rows)
@@ -246,16 +251,17 @@ def _row_count(file: Path) -> int:
     except ImportError:
         return 0
     try:
-        with pyarrow.memory_map(str(file)) as source:
+        # No memory map: a file that is truncated while it is mapped kills the process.
+        with pyarrow.OSFile(str(file)) as source:
             if format_of(file) == PARQUET:
                 return int(pyarrow.parquet.read_metadata(source).num_rows)
-            return _arrow_rows(pyarrow, source)
+            return _arrow_rows(pyarrow, source) if file.stat().st_size <= MAX_COUNTED_BYTES else 0
     except pyarrow.ArrowException as error:
         raise ModelFolderError(f"{file} is not a complete {format_of(file)} file: {error}") from None
 
 
 def _arrow_rows(pyarrow: Any, source: Any) -> int:
-    """Rows of Arrow's file or stream format; the data of a memory map are not read."""
+    """Rows of Arrow's file or stream format, which has them in each batch: the whole file is read."""
     try:
         reader = pyarrow.ipc.open_file(source)
     except pyarrow.ArrowInvalid:

@@ -10,7 +10,7 @@ from oppo_contract.events import MAX_EVENT_BYTES, Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
 from oppo_core.control.run_score import Health
 from oppo_core.engine.state import Engine
-from oppo_core.models.hub import pinned_commits
+from oppo_core.models.hub import pinned_models
 from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
@@ -30,7 +30,7 @@ def started(engine: Engine) -> None:
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
         start_step=engine.progress.step, total_steps=engine.spec.steps, provenance=engine.provenance,
-        commits=pinned_commits(engine.spec),
+        commits=pinned_models(engine.spec),
     )  # fmt: skip
     if engine.changes:
         lines = ["Resumed with settings that differ from the checkpoint's:", *map(str, engine.changes)]

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.model_folder import ALLOW_HUB, ModelFolderError, cached_folder, find, may_be_hub_id, split_hub_id
+from oppo_contract.model_folder import ModelFolderError, cached_folder, find, may_be_hub_id, split_hub_id
 from oppo_contract.spec import RunSpec, load_stored_spec
 
 # Weights, configuration and tokenizer of the main folder; never pickles or code.
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 TIMEOUT_S = 30.0
-
-
-def hub_allowed() -> bool:
-    """Whether the operator allows downloads from a hub on this machine."""
-    return os.environ.get(ALLOW_HUB, "").strip() == "1"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+Place = tuple[str | int, ...]  # keys of a model in the spec's section `models`
 
 
 def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None) -> RunSpec:
@@ -35,41 +33,54 @@ def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None) -> R
     Raises:
         ModelFolderError: the hub cannot be reached, lacks the model or refuses it, or no root is given.
     """
-    commits = {} if saved is None else pinned_commits(saved)
+    before: dict[Place, str] = {}
+    if saved is not None:
+        _with_paths(saved, lambda place, path: before.setdefault(place, path))
 
-    def pin(path: str) -> str:
+    def pin(place: Place, path: str) -> str:
+        known = before.get(place, "")
+        if is_pinned(known) and split_hub_id(known)[0] == split_hub_id(path)[0]:
+            path = known
         try:
             find(path, roots)
         except ModelFolderError:
-            if may_be_hub_id(path):
-                return _download(path, roots, commits.get(split_hub_id(path)[0]))
+            # An entry that exists and cannot be used is reported by preflight: a hub's model of this name is another one.
+            if may_be_hub_id(path) and not any(os.path.lexists(root / path) for root in roots):
+                return _download(path, roots)
         return path
 
     return _with_paths(spec, pin)
 
 
-def pinned_commits(spec: RunSpec) -> dict[str, str]:
-    """The commit of each hub model of a spec that `pin_hub_models` returned, by `owner/name`."""
-    paths = [model.path for model in spec.role_models().values() if model.path is not None and may_be_hub_id(model.path)]
-    return {name: commit for name, commit in map(split_hub_id, paths) if commit}
+def pinned_models(spec: RunSpec) -> dict[str, str]:
+    """The models from a hub of a spec that `pin_hub_models` returned, `owner/name@commit` by role."""
+    return {role: model.path for role, model in spec.role_models().items() if model.path is not None and is_pinned(model.path)}
 
 
-def _with_paths(spec: RunSpec, change: Callable[[str], str]) -> RunSpec:
-    """The spec with `change` applied to the path of every model."""
+def is_pinned(path: str) -> bool:
+    """Whether a path is `owner/name@commit`."""
+    return may_be_hub_id(path) and bool(COMMIT.fullmatch(split_hub_id(path)[1]))
 
-    def visit(value: Any) -> Any:
+
+def _with_paths(spec: RunSpec, change: Callable[[Place, str], str]) -> RunSpec:
+    """The spec with `change` applied to the place and the path of every model."""
+
+    def visit(value: Any, place: Place) -> Any:
         if isinstance(value, list):
-            return [visit(item) for item in value]
+            return [visit(item, (*place, number)) for number, item in enumerate(value)]
         if not isinstance(value, dict):
             return value
-        return {key: change(inner) if key == "path" and isinstance(inner, str) else visit(inner) for key, inner in value.items()}
+        return {
+            key: change(place, inner) if key == "path" and isinstance(inner, str) else visit(inner, (*place, key))
+            for key, inner in value.items()
+        }
 
     data = spec.model_dump(mode="json")
-    return load_stored_spec(data | {"models": visit(data["models"])})
+    return load_stored_spec(data | {"models": visit(data["models"], ())})
 
 
-def _download(path: str, roots: list[Path], commit: str | None) -> str:
-    """Download a model unless its folder exists; returns the pinned id. `commit`: of an earlier part of the run."""
+def _download(path: str, roots: list[Path]) -> str:
+    """Download a model unless its folder exists; returns the pinned id."""
     import httpx2
     from huggingface_hub import HfApi, constants, snapshot_download
 
@@ -77,7 +88,7 @@ def _download(path: str, roots: list[Path], commit: str | None) -> str:
         raise ModelFolderError(f"{path} is not on this disk, and no root is given to download it into; give --root FOLDER")
     name, revision = split_hub_id(path)
     try:
-        commit = commit or HfApi().model_info(name, revision=revision or None, timeout=TIMEOUT_S).sha
+        commit = revision if is_pinned(path) else HfApi().model_info(name, revision=revision or None, timeout=TIMEOUT_S).sha
         assert commit is not None  # a repository has a commit
         folder = cached_folder(roots[0], name, commit)
         folder.parent.mkdir(parents=True, exist_ok=True)

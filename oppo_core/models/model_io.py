@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from oppo_contract.model_folder import TINY, ModelFolderError, find_model, may_be_hub_id, read_config
+from oppo_contract.model_folder import TINY, ModelFolderError, find_model, read_config
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.adapters import (
@@ -81,19 +81,12 @@ def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, se
     if spec.tiny is not None:
         return init_tiny(spec.tiny, head, seed).to(dtype).eval()
     assert spec.path is not None
-    path = spec.path
-    try:
-        folder = find_model(path, roots)
-    except ModelFolderError:
-        if not may_be_hub_id(path):
-            raise
-    else:
-        if read_config(folder).get("model_type") == TINY:
-            return load_tiny(folder, head).to(dtype).eval()
-        path = str(folder)
+    folder = find_model(spec.path, roots)
+    if read_config(folder).get("model_type") == TINY:
+        return load_tiny(folder, head).to(dtype).eval()
     from oppo_core.models.huggingface_io import load_huggingface  # transformers takes seconds to import
 
-    return load_huggingface(path, head, dtype)
+    return load_huggingface(str(folder), head, dtype)
 
 
 def load_tiny(folder: Path, head: Head) -> TinyTransformer:

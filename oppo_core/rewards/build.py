@@ -117,10 +117,7 @@ class RewardBuilder:
             encode = load_codec(model, self.roots).encode
             return lambda answer: encode(answer.text)
         assert model.path is not None
-        try:
-            source: Path | str = find(model.path, self.roots)
-        except ModelFolderError:
-            source = model.path  # a hub id, with which `load_model` loaded the network
+        source = find(model.path, self.roots)
         return text_encoder(source) if reads == "text" else chat_encoder(source, self.records((MESSAGES,)))
 
     def records(self, keys: tuple[str, ...] | None = None) -> PromptRecords:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_contract.model_folder import find
+from oppo_contract.model_folder import check_links, find
 from oppo_contract.prompt_files import PromptFilesError, expand
 from oppo_contract.sections.run import PromptSource
 from oppo_core.rng import Use, generator
@@ -63,9 +63,11 @@ def _listed(files: Files) -> Rows[Path]:
 def prompt_files(data: PromptSource, roots: list[Path]) -> list[Path]:
     """The files of the spec's prompts, in order. Raises ModelFolderError for a missing one, PromptError as `expand`."""
     try:
-        return expand([find(path, roots) for path in data.paths])
+        files = expand([find(path, roots) for path in data.paths])
     except PromptFilesError as error:
         raise PromptError(str(error)) from None
+    check_links(files, roots)
+    return files
 
 
 def _row(row: Any, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:

@@ -96,7 +96,7 @@ class StartedEvent(Envelope):
     total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
     provenance: Provenance | None = Field(None, description="What the run was made of; null from older engines.")
     commits: dict[str, str] = Field(
-        default_factory=dict, description="The commit of each model from a hub, by `owner/name`; resumed runs use it again."
+        default_factory=dict, description="Models from a hub by role, as `owner/name@commit`; resumed runs use them again."
     )
 
 

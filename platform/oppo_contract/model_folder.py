@@ -39,6 +39,11 @@ def tokenizer_digest(file: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def hub_allowed() -> bool:
+    """Whether the operator allows downloads from a hub on this machine."""
+    return os.environ.get(ALLOW_HUB, "").strip() == "1"
+
+
 def find(path: str, roots: list[Path]) -> Path:
     """The file or folder that `path` names: as it is, or below one of `roots`. Links are followed.
 
@@ -74,6 +79,14 @@ def link_problem(path: Path, roots: list[Path]) -> str:
     noun, listed = "root" if len(roots) == 1 else "roots", ", ".join(str(root) for root in roots)
     remedy = "copy it or move it there, or make its folder a root too"
     return f"{path} is a link to {target}, outside the models {noun} {listed}; {remedy}"
+
+
+def check_links(files: list[Path], roots: list[Path]) -> None:
+    """Raises ModelFolderError for a file that is a link out of `roots`, or to nothing. Files that lie elsewhere may be any."""
+    inside = [Path(os.path.abspath(root)) for root in roots]
+    for file in files:
+        if any(file.is_relative_to(root) for root in inside) and (problem := link_problem(file, roots)):
+            raise ModelFolderError(problem)
 
 
 def find_model(path: str, roots: list[Path]) -> Path:
@@ -146,8 +159,18 @@ def count_weights(folder: Path) -> int:
                 header = None
         if not isinstance(header, dict):
             raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")
-        count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        count += sum(_numbers(tensor, file) for name, tensor in header.items() if name != "__metadata__")
     return count
+
+
+def _numbers(tensor: Any, file: Path) -> int:
+    """Numbers in a tensor of a safetensors header. Raises ModelFolderError for a header that describes no tensor of `file`."""
+    shape = tensor.get("shape") if isinstance(tensor, dict) else None
+    if isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**63 for size in shape):
+        count = math.prod(shape)
+        if count <= 8 * file.stat().st_size:  # a number has one bit at least
+            return count
+    raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")
 
 
 def label_count(config: dict[str, Any]) -> int:

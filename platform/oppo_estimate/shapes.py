@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find_model, may_be_hub_id, read_config
+from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find_model, hub_allowed, may_be_hub_id, read_config
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 
 Head = Literal["lm", "scalar"]
@@ -32,7 +32,7 @@ class Shape:
 
 
 def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
-    """A model's shape; None if config.json does not have the sizes, or the folder is not on this disk but may be on the hub.
+    """A model's shape; None if config.json does not have the sizes, or a hub has the folder, which may be downloaded.
 
     Raises:
         ModelFolderError: no such folder, or its config or weights cannot be read.
@@ -43,7 +43,7 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     try:
         folder = find_model(model.path, roots)
     except ModelFolderError:
-        if may_be_hub_id(model.path):
+        if may_be_hub_id(model.path) and hub_allowed():
             return None
         raise
     config = read_config(folder)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import structlog
 
-from oppo_contract.model_folder import ModelFolderError, find, tokenizer_digest
+from oppo_contract.model_folder import ModelFolderError, check_links, find, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
@@ -264,3 +264,43 @@ def test_paths_outside_the_store_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArtifactError):
             store.folder(outside)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ['{"a": {}}', '{"a": 1}', '{"a": {"shape": ["x"]}}', '{"a": {"shape": [-1]}}', '{"a": {"shape": [1' + 30 * "0" + "]}}"],
+)
+def test_a_damaged_header_is_the_problem_of_its_entry_alone(root: Path, header: str) -> None:
+    (root / "qwen" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    catalogue = Catalogue([root])
+    assert catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries}
+    assert "is not a complete safetensors file" in problems["qwen"]
+    assert not problems["letters/actor"]
+
+
+def test_an_entry_that_nobody_foresaw_does_not_end_the_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def surprise(folder: Path) -> int:
+        raise KeyError("shape")
+
+    monkeypatch.setattr("worker.catalogue.count_weights", surprise)
+    catalogue = Catalogue([root])
+    assert catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries}
+    assert "cannot be read" in problems["qwen"]
+    assert not problems["letters/prompts.jsonl"]
+
+
+def test_a_link_inside_a_folder_of_prompts_does_not_lead_out(tmp_path: Path) -> None:
+    """The engine and the catalogue refuse it alike."""
+    secret, folder = tmp_path / "secret.jsonl", tmp_path / "root" / "data"
+    secret.write_text('{"prompt": "secret"}\n')
+    folder.mkdir(parents=True)
+    (folder / "a-1-of-2.jsonl").write_text('{"prompt": "a"}\n')
+    (folder / "a-2-of-2.jsonl").symlink_to(secret)
+    catalogue = Catalogue([tmp_path / "root"])
+    catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries}
+    assert "outside the models root" in problems["data"]
+    with pytest.raises(ModelFolderError, match="outside the models root"):
+        check_links(sorted(folder.iterdir()), [tmp_path / "root"])

@@ -45,7 +45,8 @@ def test_a_hub_model_is_downloaded_once_pinned_and_kept_by_a_resumed_run(world: 
     events = train(world, hub, root, tmp_path / "run")
     assert events[-1].outcome == "succeeded", events[-1].reason
     (started,) = [event for event in events if event.kind == "started"]
-    assert started.commits == {NAME: second}
+    pinned = dict.fromkeys(("actor", "reference", "critic"), f"{NAME}@{second}")
+    assert started.commits == pinned
     folder = root / "cache" / NAME / second
     assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", "README.txt"}
     assert (folder / "README.txt").read_bytes() == b"second"
@@ -55,11 +56,11 @@ def test_a_hub_model_is_downloaded_once_pinned_and_kept_by_a_resumed_run(world: 
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     resumed = train(world, hub, root, tmp_path / "more", "--resume-from", checkpoint, steps=2)
     assert resumed[-1].outcome == "succeeded", resumed[-1].reason
-    assert [event.commits for event in resumed if event.kind == "started"] == [{NAME: second}]
+    assert [event.commits for event in resumed if event.kind == "started"] == [pinned]
     assert hub.asked == [], "the recorded commit is on the disk"
     shutil.rmtree(tmp_path / "run")
     older = train(world, hub, root, tmp_path / "run", path=f"{NAME}@{Hub.commit(0)}")
-    assert [event.commits for event in older if event.kind == "started"] == [{NAME: Hub.commit(0)}]
+    assert {event.commits["actor"] for event in older if event.kind == "started"} == {f"{NAME}@{Hub.commit(0)}"}
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,34 @@ def test_refusals_name_the_model_and_the_reason(world: Any, hub: Hub, tmp_path: 
         assert f"download a hub model first: hf download {NAME}" in events[0].reason
         assert hub.asked == []
     assert json.loads((tmp_path / "run" / "spec.json").read_text())["models"]["actor"]["path"] == path
+
+
+def test_two_revisions_of_a_model_stay_two_in_a_resumed_run(world: Any, hub: Hub, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    other = {"models": {"reference": {"path": f"{NAME}@{Hub.commit(0)}"}}}
+    events = train(world, hub, root, tmp_path / "run", **other)
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    pinned = {"actor": f"{NAME}@{Hub.commit(1)}", "critic": f"{NAME}@{Hub.commit(1)}", "reference": f"{NAME}@{Hub.commit(0)}"}
+    assert [event.commits for event in events if event.kind == "started"] == [pinned]
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    resumed = train(world, hub, root, tmp_path / "more", "--resume-from", checkpoint, steps=2, **other)
+    assert resumed[-1].outcome == "succeeded", resumed[-1].reason
+    assert [event.commits for event in resumed if event.kind == "started"] == [pinned]
+
+
+def test_a_link_that_cannot_be_used_is_reported_and_not_replaced_by_a_download(world: Any, hub: Hub, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "small-lab").mkdir(parents=True)
+    (root / NAME).symlink_to(tmp_path / "elsewhere")
+    events = train(world, hub, root, tmp_path / "run")
+    assert "is a link to" in events[-1].reason
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("role", ["reference", "critic"])
+def test_every_role_needs_the_operators_consent(world: Any, hub: Hub, tmp_path: Path, role: str) -> None:
+    events = train(world, hub, tmp_path, tmp_path / "run", allow="", path="actor", models={role: {"path": NAME}})
+    assert [event.kind for event in events] == ["finished"]
+    assert f"{role}: {NAME} does not exist here" in events[0].reason
+    assert hub.asked == []
