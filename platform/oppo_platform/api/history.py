@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from oppo_contract.events import Provenance
 from oppo_platform.api.lookups import RunId, get_run_row
-from oppo_platform.api.paging import Cursor, Limit
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.runs.selectors import provenances
 from oppo_platform.usecases.run_events import KINDS, Kind, history
@@ -70,12 +70,14 @@ class AttemptProvenance(TypedDict):
 
 
 class ProvenanceList(TypedDict):
-    """Newest attempt first."""
+    """One page, newest attempt first."""
 
     items: list[AttemptProvenance]
+    next: str | None
 
 
 @router.get("runs/{int:run_id}/provenance", summary="What a run was made of")
-def show_provenance(request: HttpRequest, run_id: RunId) -> ProvenanceList:
+def show_provenance(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> ProvenanceList:
     """Code, package versions, models, prompts and the command that repeats the run, of its newest attempts that have started."""
-    return {"items": [{"attempt": epoch, "provenance": made_of} for epoch, made_of in provenances(get_run_row(request, run_id))]}
+    known = [{"attempt": epoch, "provenance": made_of} for epoch, made_of in provenances(get_run_row(request, run_id))]
+    return ProvenanceList(**paged(known, limit, cursor, key="attempt"))
