@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_cli.examples import DEMO, EXAMPLES, example_text, prepare_command
+from oppo_cli.examples import DEMO, EXAMPLES, prepare_command
 from oppo_cli.home import Failure, Home
 from oppo_cli.processes import last_lines, start_logged
 from oppo_cli.stack import SetupResult, Stack
 from oppo_cli.up import print_welcome
+from oppo_contract.presets import example_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""The examples: their specs, and `oppo example`, which makes the models and prompts that the specs name."""
+"""The examples: the names of their specs, and `oppo example`, which makes the models and prompts that the specs name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from oppo_cli.home import Failure, Home
+from oppo_contract.presets import WHEEL_EXAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,7 @@ EXAMPLES = {
         "smollm2.prepare", "smollm2", "the same with a reward model of its own responses; some minutes", ("--reward-model",)
     ),
 }
-_IN_WHEEL = Path(__file__).parent / "_examples"
 _CHECKOUT = Path(__file__).parents[2]
-
-
-def example_text(name: str) -> str:
-    """An example spec as YAML. Raises OSError if it is not installed."""
-    folder = _IN_WHEEL if _IN_WHEEL.is_dir() else _CHECKOUT / "examples"
-    return (folder / f"{name}.yaml").read_text()
 
 
 def prepare_command(name: str, models: Path) -> tuple[list[str], Path | None]:
@@ -55,9 +49,10 @@ def prepare_command(name: str, models: Path) -> tuple[list[str], Path | None]:
     example = EXAMPLES[name]
     out = str(models / example.folder)
     arguments = [out] if name == "own" else ["--out", out]
-    package = "oppo_cli._examples" if _IN_WHEEL.is_dir() else "examples"
+    in_wheel = WHEEL_EXAMPLES.is_dir()
+    package = "oppo_cli._examples" if in_wheel else "examples"
     command = [sys.executable, "-m", f"{package}.{example.module}", *arguments, *example.options]
-    return command, None if _IN_WHEEL.is_dir() else _CHECKOUT
+    return command, None if in_wheel else _CHECKOUT
 
 
 @click.command(epilog="Examples: " + "; ".join(f"{name}: {e.description}" for name, e in EXAMPLES.items()) + ".")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_cli.examples import SPECS, example_text
+from oppo_cli.examples import SPECS
 from oppo_cli.home import Refusal
+from oppo_contract.presets import example_text
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec

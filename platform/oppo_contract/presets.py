@@ -1,19 +1,29 @@
-"""Presets of `overlap` settings, for the submit form and `oppo demo`."""
+"""Presets for the submit form and `oppo demo`: of the `overlap` settings, or whole example specs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+# In a wheel the files of `examples/` are data of the command line's package.
+WHEEL_EXAMPLES = Path(__file__).parents[1] / "oppo_cli" / "_examples"
+_CHECKOUT_EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named choice of `overlap` settings."""
+    """A named choice of `overlap` settings. With `example`, also of everything else: the spec `examples/{example}.yaml`.
+
+    An example needs its model and prompts in the catalogue. `command` makes them on a worker.
+    """
 
     key: str
     title: str
     description: str
     overlap: dict[str, Any]
+    example: str = ""
+    command: str = ""
 
 
 PRESETS = (
@@ -30,3 +40,19 @@ PRESETS = (
         {"intra_step": "per_chunk", "inter_step": "defer"},
     ),
 )
+EXAMPLES = (
+    Preset(
+        "sentiment",
+        "Example: sentiment",
+        "All settings of a first run: SmolLM2-135M learns to complete sentences happily. About four minutes on two CPU cores.",
+        {"intra_step": "per_chunk", "inter_step": "off"},
+        example="smollm2/sentiment",
+        command="oppo example smollm2",
+    ),
+)
+
+
+def example_text(name: str) -> str:
+    """An example spec as YAML. Raises OSError if it is not installed."""
+    folder = WHEEL_EXAMPLES if WHEEL_EXAMPLES.is_dir() else _CHECKOUT_EXAMPLES
+    return (folder / f"{name}.yaml").read_text(encoding="utf-8")

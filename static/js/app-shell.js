@@ -99,7 +99,7 @@
   if (current) current.parentNode.scrollLeft = current.offsetLeft - 40;      // on a phone the tabs scroll sideways
   document.addEventListener("keydown", onKey);
   document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
-  document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));
+  document.addEventListener("click", (e) => { const button = e.target.closest("[data-copy]"); if (button) copy(button); });      // refreshed parts included
   document.querySelectorAll("[data-copy-url]").forEach((b) => b.addEventListener("click", () => copyUrl(b)));
   document.querySelectorAll("[data-dialog]").forEach((b) => b.addEventListener("click", () => document.getElementById(b.dataset.dialog).showModal()));
   document.querySelectorAll("[data-close]").forEach((b) => b.addEventListener("click", () => b.closest("dialog").close()));

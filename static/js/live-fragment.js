@@ -41,7 +41,7 @@
       if (twin) twin.checked = box.checked;
     });
   }
-  Oppo.refresh = function (target, { onState, onPatched, onRefused }) {
+  Oppo.refresh = function (target, { onState, onPatched, onRefused, onSignedOut }) {
     const every = 1000 * Number(target.dataset.every || 3);
     let since = new Date(), timer = 0, newest = 0, pressed = false;
 
@@ -54,7 +54,7 @@
         const reply = await fetch(target.dataset.refresh, { headers: { "X-Part": "1" }, credentials: "same-origin" });
         const text = await reply.text();
         if (mine !== newest) return;
-        if (reply.redirected || reply.status === 403) { location.reload(); return; }
+        if (reply.redirected || reply.status === 403) { if (onSignedOut) onSignedOut(); else location.reload(); return; }
         if (pressed) { timer = setTimeout(turn, SOON_MS); return; }
         if (onRefused && reply.headers.get("content-type").startsWith("text/plain")) {      // the request is invalid: the rows stay
           onRefused(text);

@@ -6,7 +6,7 @@
   const WAIT_MS = 250, RETRY_MS = 3000;
   const $ = (id) => document.getElementById(id);
   const form = $("submit"), yaml = $("yaml"), send = $("send"), project = $("project"), nameBox = form.querySelector('[data-path="name"]');
-  const { spec: start, catalogue, presets, fork } = Oppo.readJson("submit-data");
+  const { spec: start, catalogue, presets, examples, fork } = Oppo.readJson("submit-data");
   let spec = S.copy(start), from = "form", view = "form", timer = 0, requests = 0, sending = false, named = Boolean(fork);
   let verdict = { ok: false, problems: [], pending: true };
   let tried = { text: "", key: "" };                     // the last submission, and its idempotency key
@@ -61,22 +61,29 @@
   };
   function fill() {
     fields.fill(spec);
-    const modes = presets.find((p) => Object.entries(p.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value));
-    form.querySelectorAll('[name="preset"]').forEach((radio) => { radio.checked = Boolean(modes) && radio.value === modes.key; });
-    $("custom").hidden = Boolean(modes);
+    const chosen = examples.find((e) => hasModes(e) && hasInputs(e)) || presets.find(hasModes);
+    form.querySelectorAll('[name="preset"]').forEach((radio) => { radio.checked = Boolean(chosen) && radio.value === chosen.key; });
+    $("custom").hidden = Boolean(chosen);
+    document.querySelectorAll("#examples [data-key]").forEach((box) => { box.hidden = !chosen || box.dataset.key !== chosen.key; });
     const changes = $("changes"), count = fork ? S.differences({ ...spec, name: "" }, { ...start, name: "" }) : 0;
     if (changes) setText(changes, `, ${count === 0 ? "no changes" : `${count} change${count === 1 ? "" : "s"}`}`);
     plan();
   }
+  const hasModes = (preset) => Object.entries(preset.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value);
+  const hasInputs = (example) => ["models.actor.path", "data.prompts"].every((path) => S.get(spec, path) === S.get(example.spec, path));
   function suggestName() {                               // until the user names it
     if (named) return;
     const actor = S.get(spec, "models.actor.path"), preset = form.querySelector('[name="preset"]:checked');
     const words = [actor && actor.split("/").pop(), preset && preset.value].filter(Boolean).join(" ").replace(/[^A-Za-z0-9._ -]/g, "-");
-    if (words) S.set(spec, "name", words);
+    const example = examples.find((e) => preset && e.key === preset.value);
+    if (example) S.set(spec, "name", example.spec.name);
+    else if (words) S.set(spec, "name", words);
     fields.fill(spec);
   }
   function choosePreset(key) {
-    Object.entries(presets.find((p) => p.key === key).overlap).forEach(([name, value]) => S.set(spec, `overlap.${name}`, value));
+    const example = examples.find((e) => e.key === key), name = S.get(spec, "name");
+    if (example) spec = { ...S.copy(example.spec), name };
+    else Object.entries(presets.find((p) => p.key === key).overlap).forEach(([mode, value]) => S.set(spec, `overlap.${mode}`, value));
     suggestName();
     fill();
     changed("form");
@@ -178,6 +185,17 @@
   project.addEventListener("change", () => changed(from));
   yaml.addEventListener("input", () => changed("yaml"));
   document.querySelectorAll("[data-view]").forEach((b) => b.addEventListener("click", () => show(b.dataset.view)));
+  /* While an example lacks something: what the workers have, so that its step is ticked and the spec is checked again. */
+  const needs = $("examples");
+  if (needs && needs.dataset.refresh) Oppo.refresh(needs, { onPatched: offered, onSignedOut: () => Oppo.signedOut() });
+  function offered() {
+    const fresh = Oppo.readJson("catalogue");
+    if (JSON.stringify(fresh) !== JSON.stringify(catalogue)) {
+      catalogue.splice(0, catalogue.length, ...fresh);
+      changed(from);
+    }
+    fill();
+  }
   fill();
   check();
 })();

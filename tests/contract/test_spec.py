@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from oppo_contract import RunSpec, load_spec
 from oppo_contract.fields import SpecSchema
-from oppo_contract.presets import PRESETS
+from oppo_contract.presets import EXAMPLES, PRESETS, Preset, example_text
 from oppo_contract.yaml_text import dump_yaml, load_yaml, parse_yaml
 from tests.contract.strategies import valid_specs
 
@@ -88,6 +88,16 @@ def test_the_two_preset_overlaps_are_valid_and_differ(minimal: dict[str, Any]) -
     assert oppo.initial_overcommit > 0
     assert sequential.overlap.intra_step == "off"
     assert oppo.overlap.intra_step == "per_chunk"
+
+
+@pytest.mark.parametrize("preset", EXAMPLES, ids=lambda preset: preset.key)
+def test_an_example_preset_has_the_overlap_of_its_spec_and_a_command_that_exists(preset: Preset) -> None:
+    from oppo_cli.examples import EXAMPLES as MADE
+
+    spec = load_yaml(example_text(preset.example))
+    assert (spec.overlap.intra_step, spec.overlap.inter_step) == (preset.overlap["intra_step"], preset.overlap["inter_step"])
+    name = preset.command.removeprefix("oppo example ")
+    assert spec.data.prompts.startswith(f"{MADE[name].folder}/")
 
 
 def test_a_spec_cannot_be_changed_after_the_check(minimal: dict[str, Any]) -> None:

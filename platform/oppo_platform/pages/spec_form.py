@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oppo_contract.presets import PRESETS
+from oppo_contract.presets import EXAMPLES, PRESETS, Preset, example_text
 from oppo_contract.spec import (
     SPEC_VERSION,
     Budget,
@@ -23,6 +23,7 @@ from oppo_contract.spec import (
     Section,
 )
 from oppo_contract.wire import CatalogueEntry
+from oppo_contract.yaml_text import load_yaml
 
 FIRST_STEPS = 200
 
@@ -111,11 +112,44 @@ def description(path: str) -> str:
     return model.model_fields[last].description or ""
 
 
+@dataclass(frozen=True, slots=True)
+class ExampleRun:
+    """An example preset with its spec as plain data, and what it needs: ids, and whether a connected worker has each."""
+
+    preset: Preset
+    spec: dict[str, Any]
+    needs: tuple[tuple[str, bool], ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a connected worker has all of them."""
+        return all(present for _, present in self.needs)
+
+
+def example_runs(catalogue: list[CatalogueEntry]) -> list[ExampleRun]:
+    """The examples. An entry with a problem counts as absent."""
+    usable = {(entry.kind, entry.id) for entry in catalogue if not entry.problem}
+    return [_example_run(preset, usable) for preset in EXAMPLES]
+
+
+def _example_run(preset: Preset, usable: set[tuple[str, str]]) -> ExampleRun:
+    spec = load_yaml(example_text(preset.example)).model_dump(mode="json")
+    needed = (("model", spec["models"]["actor"]["path"]), ("prompts", spec["data"]["prompts"]))
+    return ExampleRun(preset, spec, tuple((each[1], each in usable) for each in needed))
+
+
 def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
-    """A first spec as plain data: defaults, and matching models and prompts of the catalogue; empty ids if there are none."""
+    """A first spec as plain data: defaults, and matching models and prompts of the catalogue.
+
+    An example's spec if the catalogue has no actor, or no reward model but all that the example needs.
+    """
+    examples = example_runs(catalogue)
     catalogue = [c for c in catalogue if not c.problem]
     actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
     reward = _reward_for(actor, catalogue)
+    first = next((example for example in examples if actor is None or (reward is None and example.ready)), None)
+    if first is not None:
+        return first.spec
     prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)
     oppo = PRESETS[-1]
     overlap = {**Overlap().model_dump(mode="json"), **oppo.overlap}

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET
 
 from oppo_contract.presets import PRESETS
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
+from oppo_contract.wire import CatalogueEntry
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.current_team import current_team
 from oppo_platform.cursors import BadCursor
@@ -22,6 +23,7 @@ from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import group_by_pool
 from oppo_platform.pages.page_context import live_catalogue, with_curves
 from oppo_platform.pages.runs_table import heads, query, rows
+from oppo_platform.pages.spec_form import ExampleRun
 from oppo_platform.projects.access import submit_projects, visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
@@ -65,6 +67,8 @@ def runs(request: HttpRequest) -> HttpResponse:
     if request.GET.get("part"):
         # Not an HTTP error: browsers would log any other status while the user types a filter.
         return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
+    has_runs = bool(listed) or visible_runs(request.user).exists()
+    may_submit = submit_projects(request.user).exists()
     view = request.GET.get("view", "") or ("all" if default is not None else "")
     params = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
     context: dict[str, Any] = {
@@ -75,8 +79,10 @@ def runs(request: HttpRequest) -> HttpResponse:
         "projects": _of_team(visible_projects(request.user), team_id),
         "teams": visible_teams(request.user),
         "none_match": not result["items"] and not wrong,
-        "has_runs": bool(listed) or visible_runs(request.user).exists(),
-        "may_submit": submit_projects(request.user).exists(),
+        "has_runs": has_runs,
+        "may_submit": may_submit,
+        "examples": spec_form.example_runs(live_catalogue()) if may_submit and not has_runs else [],
+        "linked": True,
         "next": result["next"],
         "older_query": query({**params, "cursor": result["next"]}),
         "rows_url": f"{reverse('pages:runs')}?{query({**params, 'cursor': cursor, 'part': 'rows'})}",
@@ -180,18 +186,27 @@ def _free_devices(nodes: list[dict[str, Any]]) -> int:
 
 @require_GET
 def submit(request: HttpRequest) -> HttpResponse:
-    """The form for a new run; `?from=ID` starts it from another run's spec, `step` also from its checkpoint of that step."""
+    """The form for a new run; `?from=ID` starts it from another run's spec, `step` also from its checkpoint of that step.
+
+    `?preset=KEY` starts it from an example. `?part=examples` returns what the examples need with the catalogue, `?part=links` without.
+    """
     fork, step = _forked(request), _number(request, "step")
     catalogue = live_catalogue()
+    examples = spec_form.example_runs(catalogue)
+    if part := request.GET.get("part"):
+        context = {"examples": examples, "linked": part == "links", "catalogue": _as_data(catalogue)}
+        return render(request, "parts/examples.html", context)
     nodes = [node for node in nodes_overview(request.user) if node["live"]]
     # Of the current team; of all teams for a fork, for a link with a project, and if the current team has no project.
     everywhere = submit_projects(request.user)
     named = fork is not None or bool(request.GET.get("project"))
     projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
-    page_data = {
-        "spec": fork_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
-        "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
+    examples = [] if fork else examples  # a fork's models and prompts are those of its run
+    page_data: dict[str, Any] = {
+        "spec": fork_spec(fork.spec, fork.pk, step) if fork else _starting_spec(request, catalogue, examples),
+        "catalogue": _as_data(catalogue),
         "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
+        "examples": [{"key": e.preset.key, "overlap": e.preset.overlap, "spec": e.spec} for e in examples],
         "fork": fork.pk if fork else None,
     }
     context = {
@@ -200,13 +215,28 @@ def submit(request: HttpRequest) -> HttpResponse:
         "project": fork.project_id if fork else _number(request, "project"),
         "fork": {"name": fork.name, "url": run_url(fork.pk), "id": fork.pk, "step": step} if fork else None,
         "groups": spec_form.GROUPS,
-        "presets": PRESETS,
-        "catalogue": catalogue,
+        "presets": [*PRESETS, *(example.preset for example in examples)],
+        "examples": examples,
+        "lacking": any(not example.ready for example in examples),
+        "connected": bool(nodes),
         "page_data": page_data,
         "free": _free_devices(nodes),
         "device_count": sum(len(node["devices"]) for node in nodes),
     }
     return render(request, "submit.html", context)
+
+
+def _as_data(catalogue: list[CatalogueEntry]) -> list[dict[str, Any]]:
+    return [entry.model_dump(mode="json") for entry in catalogue]
+
+
+def _starting_spec(request: HttpRequest, catalogue: list[CatalogueEntry], examples: list[ExampleRun]) -> dict[str, Any]:
+    key = request.GET.get("preset", "")
+    if not key:
+        return spec_form.starting_spec(catalogue)
+    if (named := next((example for example in examples if example.preset.key == key), None)) is None:
+        raise Http404
+    return named.spec
 
 
 def _forked(request: HttpRequest) -> Run | None:

@@ -154,6 +154,48 @@ def test_the_form_starts_within_a_small_models_context():
     assert rollout["max_prompt_tokens"] + rollout["max_new_tokens"] == 100
 
 
+MODEL = CatalogueEntry(id="smollm2/model", kind="model", bytes=1, task="causal_lm", context=8192)
+PROMPTS = CatalogueEntry(id="smollm2/sentiment.jsonl", kind="prompts", bytes=1, rows=64)
+
+
+def test_an_example_is_ready_when_a_worker_has_its_model_and_prompts():
+    def states(*catalogue):
+        return [present for _, present in spec_form.example_runs(list(catalogue))[0].needs]
+
+    assert states() == [False, False]
+    assert states(MODEL) == [True, False]
+    assert states(MODEL.model_copy(update={"problem": "it is a link"}), PROMPTS) == [False, True]
+    assert states(MODEL, PROMPTS) == [True, True]
+
+
+@pytest.mark.parametrize("catalogue", [[], [MODEL, PROMPTS]], ids=["empty", "the example's only"])
+def test_the_form_starts_from_an_example_where_nothing_else_can_be_run(catalogue):
+    assert spec_form.starting_spec(catalogue)["models"]["actor"]["path"] == "smollm2/model"
+
+
+def test_the_first_pages_tell_the_command_and_tick_it_off(world, browser, make_entry):
+    empty = browser.get("/runs").content.decode()
+    assert "oppo example smollm2" in empty
+    assert 'href="/runs/new?preset=sentiment"' in empty
+    assert "Done" not in empty
+    assert "oppo example smollm2" not in world.login("vic").get("/runs").content.decode()  # who cannot submit
+    made = [MODEL.model_dump(mode="json"), PROMPTS.model_dump(mode="json")]
+    world.worker(catalogue=made)
+    part = browser.get("/runs/new?part=examples")
+    assert "Done" in part.content.decode()
+    assert embedded(part, "catalogue") == [made[0], made[1]]
+    assert "Done" in browser.get("/runs").content.decode()
+
+
+def test_the_form_starts_from_the_example_that_the_address_names(world, browser):
+    world.worker()
+    named = embedded(browser.get("/runs/new?preset=sentiment"), "submit-data")
+    assert load_spec(named["spec"]).name == "smollm2 sentiment"
+    assert browser.get("/runs/new?preset=elsewhere").status_code == 404
+    run = world.submit()
+    assert embedded(browser.get(f"/runs/new?from={run.pk}"), "submit-data")["examples"] == []
+
+
 def test_every_field_of_the_form_is_in_the_schema():
     fields = [field for group in spec_form.GROUPS for field in group.fields]
     assert all(field.help for field in fields)
