@@ -19,7 +19,8 @@ def test_it_is_stored_returned_and_shown_as_text(world, events):
     assert client.get(f"/api/v1/runs/{run.pk}/provenance").json() == {"items": [], "next": None}
     assert b"Provenance" not in client.get(f"/runs/{run.pk}/config").content
     assert worker.send_events(attempt_id, [{**events.started(1), "provenance": MADE_OF}]).status_code == 200
-    assert client.get(f"/api/v1/runs/{run.pk}/provenance").json() == {"items": [{"attempt": 1, "provenance": MADE_OF}], "next": None}
+    page = {"items": [{"attempt": 1, "provenance": MADE_OF}], "next": None}
+    assert client.get(f"/api/v1/runs/{run.pk}/provenance").json() == page
     page = client.get(f"/runs/{run.pk}/config").content.decode()
     assert "2.8.0&lt;b&gt;" in page
     assert f"oppo train run-{run.pk}.yaml --out OUT --root &#x27;/data/&lt;b&gt;&#x27;" in page
