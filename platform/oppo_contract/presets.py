@@ -15,7 +15,7 @@ _CHECKOUT_EXAMPLES = Path(__file__).parents[2] / "examples"
 class Preset:
     """A named choice of `overlap` settings. With `example`, also of everything else: the spec `examples/{example}.yaml`.
 
-    An example needs its model and prompts in the catalogue. `command` makes them on a worker.
+    An example `needs` models and prompts of these ids in the catalogue. `command` makes them on a worker.
     """
 
     key: str
@@ -23,6 +23,7 @@ class Preset:
     description: str
     overlap: dict[str, Any]
     example: str = ""
+    needs: tuple[str, ...] = ()
     command: str = ""
 
 
@@ -47,9 +48,15 @@ EXAMPLES = (
         "All settings of a first run: SmolLM2-135M learns to complete sentences happily. About four minutes on two CPU cores.",
         {"intra_step": "per_chunk", "inter_step": "off"},
         example="smollm2/sentiment",
+        needs=("smollm2/model", "smollm2/sentiment.jsonl", "smollm2/sentiment-heldout.jsonl"),
         command="oppo example smollm2",
     ),
 )
+
+
+def command_for(id: str) -> str:
+    """The command that makes a model or prompts of an example on a worker; empty for other ids."""
+    return next((preset.command for preset in EXAMPLES if id in preset.needs), "")
 
 
 def example_text(name: str) -> str:

@@ -7,7 +7,9 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from oppo_contract import wire
 from oppo_platform.runs.models import Run
+from tests.browser import fleet
 
 pytestmark = pytest.mark.browser
 
@@ -208,3 +210,57 @@ def test_a_model_that_no_run_can_use_is_listed_with_the_reason_and_cannot_be_cho
     expect(option).to_have_text("letters/linked (unusable: it is a link to /data/linked, outside the models root /models)")
     expect(option).to_be_disabled()
     expect(page.locator("[data-path='models.actor'] option").last).to_have_text(re.compile("linked"))
+
+
+SMOLLM2 = [
+    wire.CatalogueEntry(id="smollm2/model", kind="model", bytes=9, task="causal_lm", tokenizer_digest="s", context=8192, vocab=49152),
+    wire.CatalogueEntry(id="smollm2/sentiment.jsonl", kind="prompts", bytes=9, rows=640),
+    wire.CatalogueEntry(id="smollm2/sentiment-heldout.jsonl", kind="prompts", bytes=9, rows=64),
+]
+
+
+def test_an_example_tells_its_command_and_can_be_submitted_once_a_worker_has_its_models(visit, platform, monkeypatch):
+    page = open_form(visit)
+    expect(page.locator(".needs")).to_be_hidden()
+    page.check("input[name=preset][value=sentiment]")
+    expect(page.locator(".needs .command")).to_have_text("oppo example smollm2")
+    expect(page.locator("[data-path=name]")).to_have_value("smollm2 sentiment")
+    expect(page.locator("#problems")).to_contain_text("run `oppo example smollm2` on a worker")
+    page.fill("[data-path=steps]", "7")
+    page.focus(".needs button")
+    monkeypatch.setattr(fleet, "CATALOGUE", [*fleet.CATALOGUE, *SMOLLM2])
+    platform.fleet.beat()
+    expect(page.locator(".needs .visually-hidden", has_text="Done")).to_be_attached()
+    expect(page.locator(".needs button")).to_be_focused()
+    page.wait_for_selector(READY)
+    expect(page.locator("[data-path='models.actor'] option:checked")).to_have_text("smollm2/model")
+    expect(page.locator("[data-path=steps]")).to_have_value("7")
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast")).to_have_text(re.compile("Copied|Selected"))
+    page.check("input[name=preset][value=sequential]")
+    expect(page.locator(".needs")).to_be_hidden()
+    expect(page.locator("[data-path='models.actor']")).to_have_value("smollm2/model")
+    monkeypatch.undo()
+    platform.fleet.beat()
+
+
+def test_prompts_from_several_files_go_through_the_form_unchanged(visit, platform):
+    page = open_form(visit)
+    prompts = page.locator("[data-path='data.prompts']")
+    assert "several files (see YAML)" not in prompts.inner_text()
+    page.click("[data-view=yaml]")
+    files = "prompts:\n    - letters/prompts.jsonl\n    - letters/prompts.jsonl\n"
+    page.fill("#yaml", page.input_value("#yaml").replace("prompts: letters/prompts.jsonl\n", files))
+    page.wait_for_selector(READY)
+    page.click("[data-view=form]")
+    expect(prompts.locator("option:checked")).to_have_text("several files (see YAML)")
+    page.fill("[data-path=steps]", "81")
+    page.wait_for_selector(READY)
+    page.click("[data-view=yaml]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 81$", re.MULTILINE))
+    assert page.input_value("#yaml").count("- letters/prompts.jsonl\n") == 2
+    page.click("[data-view=form]")
+    prompts.select_option("letters/prompts.jsonl")
+    page.wait_for_selector(READY)
+    page.click("[data-view=yaml]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"prompts: letters/prompts.jsonl$", re.MULTILINE))

@@ -96,8 +96,10 @@ def test_an_example_preset_has_the_overlap_of_its_spec_and_a_command_that_exists
 
     spec = load_yaml(example_text(preset.example))
     assert (spec.overlap.intra_step, spec.overlap.inter_step) == (preset.overlap["intra_step"], preset.overlap["inter_step"])
-    name = preset.command.removeprefix("oppo example ")
-    assert spec.data.prompts.startswith(f"{MADE[name].folder}/")
+    assert spec.models.actor.path is not None
+    assert spec.evaluation is not None
+    assert preset.needs == (spec.models.actor.path, spec.data.prompts, spec.evaluation.prompts)
+    assert preset.needs[0].startswith(f"{MADE[preset.command.removeprefix('oppo example ')].folder}/")
 
 
 def test_a_spec_cannot_be_changed_after_the_check(minimal: dict[str, Any]) -> None:

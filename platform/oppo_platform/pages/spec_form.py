@@ -128,14 +128,15 @@ class ExampleRun:
 
 def example_runs(catalogue: list[CatalogueEntry]) -> list[ExampleRun]:
     """The examples. An entry with a problem counts as absent."""
-    usable = {(entry.kind, entry.id) for entry in catalogue if not entry.problem}
-    return [_example_run(preset, usable) for preset in EXAMPLES]
-
-
-def _example_run(preset: Preset, usable: set[tuple[str, str]]) -> ExampleRun:
-    spec = load_yaml(example_text(preset.example)).model_dump(mode="json")
-    needed = (("model", spec["models"]["actor"]["path"]), ("prompts", spec["data"]["prompts"]))
-    return ExampleRun(preset, spec, tuple((each[1], each in usable) for each in needed))
+    usable = {entry.id for entry in catalogue if not entry.problem}
+    return [
+        ExampleRun(
+            preset,
+            load_yaml(example_text(preset.example)).model_dump(mode="json"),
+            tuple((id, id in usable) for id in preset.needs),
+        )
+        for preset in EXAMPLES
+    ]
 
 
 def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:

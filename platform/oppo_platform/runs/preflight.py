@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from oppo_contract.model_folder import may_be_hub_id
+from oppo_contract.presets import command_for
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
@@ -146,6 +147,8 @@ def _unknown(path: str, given: str, known: list[str], noun: str, problems: Mappi
         return SpecProblem(path, f"cannot be used: {problems[given]}", given, allowed)
     near = nearest_match(given, known)
     advice = hub_advice(given) if noun == "model" and near is None else ""
+    if command := command_for(given):
+        advice = f"; run `{command}` on a worker to make it"
     return SpecProblem(path, f"is not in any connected worker's catalogue of {noun}s{advice}", given, allowed, near)
 
 

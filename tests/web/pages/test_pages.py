@@ -156,19 +156,20 @@ def test_the_form_starts_within_a_small_models_context():
 
 MODEL = CatalogueEntry(id="smollm2/model", kind="model", bytes=1, task="causal_lm", context=8192)
 PROMPTS = CatalogueEntry(id="smollm2/sentiment.jsonl", kind="prompts", bytes=1, rows=64)
+HELD_OUT = PROMPTS.model_copy(update={"id": "smollm2/sentiment-heldout.jsonl"})
 
 
 def test_an_example_is_ready_when_a_worker_has_its_model_and_prompts():
     def states(*catalogue):
         return [present for _, present in spec_form.example_runs(list(catalogue))[0].needs]
 
-    assert states() == [False, False]
-    assert states(MODEL) == [True, False]
-    assert states(MODEL.model_copy(update={"problem": "it is a link"}), PROMPTS) == [False, True]
-    assert states(MODEL, PROMPTS) == [True, True]
+    assert states() == [False, False, False]
+    assert states(MODEL) == [True, False, False]
+    assert states(MODEL.model_copy(update={"problem": "it is a link"}), PROMPTS, HELD_OUT) == [False, True, True]
+    assert states(MODEL, PROMPTS, HELD_OUT) == [True, True, True]
 
 
-@pytest.mark.parametrize("catalogue", [[], [MODEL, PROMPTS]], ids=["empty", "the example's only"])
+@pytest.mark.parametrize("catalogue", [[], [MODEL, PROMPTS, HELD_OUT]], ids=["empty", "the example's only"])
 def test_the_form_starts_from_an_example_where_nothing_else_can_be_run(catalogue):
     assert spec_form.starting_spec(catalogue)["models"]["actor"]["path"] == "smollm2/model"
 
@@ -179,11 +180,11 @@ def test_the_first_pages_tell_the_command_and_tick_it_off(world, browser, make_e
     assert 'href="/runs/new?preset=sentiment"' in empty
     assert "Done" not in empty
     assert "oppo example smollm2" not in world.login("vic").get("/runs").content.decode()  # who cannot submit
-    made = [MODEL.model_dump(mode="json"), PROMPTS.model_dump(mode="json")]
+    made = [entry.model_dump(mode="json") for entry in (MODEL, HELD_OUT, PROMPTS)]
     world.worker(catalogue=made)
     part = browser.get("/runs/new?part=examples")
     assert "Done" in part.content.decode()
-    assert embedded(part, "catalogue") == [made[0], made[1]]
+    assert embedded(part, "catalogue") == made
     assert "Done" in browser.get("/runs").content.decode()
 
 

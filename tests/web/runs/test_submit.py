@@ -95,6 +95,12 @@ def test_a_model_of_a_hub_is_to_be_downloaded(world, browser, make_spec):
         assert "hf download" not in complaint(browser, spec=make_spec(models=models(actor=path)))["message"]
 
 
+def test_models_and_prompts_of_an_example_name_the_command_that_makes_them(world, browser, make_spec):
+    world.worker()
+    spec = make_spec(data={"prompts": "smollm2/sentiment.jsonl"})
+    assert complaint(browser, spec=spec)["message"].endswith("; run `oppo example smollm2` on a worker to make it")
+
+
 def test_a_hub_model_goes_to_a_worker_that_may_download_it(world, browser, make_spec, base_catalogue, make_entry):
     world.worker("node1")
     spec = make_spec(models=models(actor="Qwen/Qwen2.5-0.5B@main"))
