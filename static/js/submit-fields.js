@@ -90,7 +90,7 @@
         const one = chosen[input.dataset.path], help = $(`${input.id}-h`), note = help.querySelector(".chosen");
         input.placeholder = one ? shown(one.value) : "";
         if (note) note.remove();
-        if (one) help.append(el("span", { class: "chosen" }, ` This run: ${shown(one.value)}, because ${one.reason}.`));
+        if (one) help.append(el("span", { class: "chosen" }, `This run: ${shown(one.value)}, because ${one.reason}.`));
       });
     }
     function fix(problem, input, apply) {

@@ -198,9 +198,10 @@ def test_an_empty_setting_shows_the_value_that_the_run_will_use(visit, platform)
     expect(box).to_have_attribute("placeholder", "32")
     page.fill("[data-path='rollout.max_new_tokens']", "40")
     expect(box).to_have_attribute("placeholder", "8")
-    expect(page.locator("#f-overlap-chunk-size-h .chosen")).to_contain_text(
-        "This run: 8, because a quarter of max_new_tokens, 40"
-    )
+    note = page.locator("#f-overlap-chunk-size-h .chosen")
+    expect(note).to_contain_text("This run: 8, because a quarter of max_new_tokens, 40")
+    expect(note).to_have_css("display", "block")
+    expect(note).to_have_css("border-top-width", "0px")  # plain text: a box would look like another input
     expect(page.locator("[data-path='ppo.learning_rate']")).to_have_attribute("placeholder", "3e-4")
 
 
