@@ -155,19 +155,19 @@ def count_weights(folder: Path) -> int:
             size = int.from_bytes(content.read(8), "little")
             try:
                 header = json.loads(content.read(size)) if size <= MAX_HEADER_BYTES else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 header = None
         if not isinstance(header, dict):
             raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")
-        count += sum(_numbers(tensor, file) for name, tensor in header.items() if name != "__metadata__")
+        count += _numbers(header, file)
     return count
 
 
-def _numbers(tensor: Any, file: Path) -> int:
-    """Numbers in a tensor of a safetensors header. Raises ModelFolderError for a header that describes no tensor of `file`."""
-    shape = tensor.get("shape") if isinstance(tensor, dict) else None
-    if isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        count = math.prod(shape)
+def _numbers(header: dict[str, Any], file: Path) -> int:
+    """Numbers in the tensors of a safetensors header. Raises ModelFolderError for a header that does not describe `file`."""
+    shapes = [tensor.get("shape") if isinstance(tensor, dict) else None for name, tensor in header.items() if name != "__metadata__"]
+    if all(isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**63 for size in shape) for shape in shapes):
+        count = sum(map(math.prod, shapes))
         if count <= 8 * file.stat().st_size:  # a number has one bit at least
             return count
     raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")

@@ -79,7 +79,7 @@ class CatalogueEntry(WireModel):
     context: int = Field(0, ge=0, le=MAX_TOKENS, description="Tokens; 0: unknown, here and below.")
     vocab: int = Field(0, ge=0, le=MAX_TOKENS)
     rows: int = Field(0, ge=0)
-    weights: int = Field(0, ge=0, description="Numbers in a model's safetensors.")
+    weights: int = Field(0, ge=0, le=2**63 - 1, description="Numbers in a model's safetensors.")
     problem: str = Field("", max_length=MAX_PROBLEM, description="Why no run can use it, as text; empty: no known problem.")
 
 

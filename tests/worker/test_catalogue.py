@@ -268,7 +268,11 @@ def test_paths_outside_the_store_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ['{"a": {}}', '{"a": 1}', '{"a": {"shape": ["x"]}}', '{"a": {"shape": [-1]}}', '{"a": {"shape": [1' + 30 * "0" + "]}}"],
+    [
+        *('{"a": {}}', '{"a": 1}', '{"a": {"shape": ["x"]}}', '{"a": {"shape": [-1]}}', '{"a": {"shape": [1' + 30 * "0" + "]}}"),
+        '{"a": {"shape": [300]}, "b": {"shape": [300]}}',  # each alone could be in the file, both cannot
+        '{"a": ' + 100_000 * "[" + 100_000 * "]" + "}",
+    ],
 )
 def test_a_damaged_header_is_the_problem_of_its_entry_alone(root: Path, header: str) -> None:
     (root / "qwen" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
@@ -277,6 +281,11 @@ def test_a_damaged_header_is_the_problem_of_its_entry_alone(root: Path, header: 
     problems = {entry.id: entry.problem for entry in catalogue.entries}
     assert "is not a complete safetensors file" in problems["qwen"]
     assert not problems["letters/actor"]
+
+
+def test_the_wire_refuses_a_count_that_the_database_cannot_hold() -> None:
+    with pytest.raises(ValueError, match="weights"):
+        CatalogueEntry(id="a", kind="model", bytes=0, weights=2**63)
 
 
 def test_an_entry_that_nobody_foresaw_does_not_end_the_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
