@@ -214,7 +214,7 @@ def test_a_model_that_no_run_can_use_is_listed_with_the_reason_and_cannot_be_cho
 
 
 SMOLLM2 = [
-    wire.CatalogueEntry(id="smollm2/model", kind="model", bytes=9, task="causal_lm", tokenizer_digest="s", context=8192, vocab=49152),
+    wire.CatalogueEntry(id="smollm2/model", kind="model", bytes=9, task="causal_lm", tokenizer_digest="s", context=8192),
     wire.CatalogueEntry(id="smollm2/sentiment.jsonl", kind="prompts", bytes=9, rows=640),
     wire.CatalogueEntry(id="smollm2/sentiment-heldout.jsonl", kind="prompts", bytes=9, rows=64),
 ]

@@ -188,7 +188,8 @@ def _free_devices(nodes: list[dict[str, Any]]) -> int:
 def submit(request: HttpRequest) -> HttpResponse:
     """The form for a new run; `?from=ID` starts it from another run's spec, `step` also from its checkpoint of that step.
 
-    `?preset=KEY` starts it from an example. `?part=examples` returns what the examples need with the catalogue, `?part=links` without.
+    `?preset=KEY` starts it from an example. `?part=examples` returns what the examples need, and the catalogue; `?part=links`
+    the former with links to the form.
     """
     fork, step = _forked(request), _number(request, "step")
     catalogue = live_catalogue()
