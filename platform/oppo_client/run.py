@@ -63,7 +63,7 @@ class Run(RunBase):
         return self._post("resume" if checkpoint is None else f"checkpoints/{checkpoint.id}/resume")
 
     def retry(self) -> Run:
-        """Queue a failed run again, from its last checkpoint if it has one, with all its attempts."""
+        """Queue a failed run again, from its last checkpoint if it has one; earlier failures no longer count."""
         return self._post("retry")
 
     def set_priority(self, priority: int) -> Run:

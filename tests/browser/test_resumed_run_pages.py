@@ -117,7 +117,7 @@ def test_two_tabs_retry_a_failed_run_once(visit, platform):
         expect(page.locator("#retry")).to_be_hidden()
     supervisor.end("failed", "The reward service does not respond.")
     for visitor in visitors:
-        expect(visitor.page.locator("#retry-effect")).to_contain_text("queues this run again; it restarts from step 0")
+        expect(visitor.page.locator("#retry-effect")).to_contain_text("queues this run again. It restarts from step 0; earlier")
         visitor.fits()
     pages[0].focus("#retry")
     pages[0].keyboard.press("Enter")

@@ -265,7 +265,7 @@ def resume_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
 
 @api.post("runs/{int:run_id}/retry", summary="Retry a failed run from its last checkpoint")
 def retry_failed_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """The same run is queued again with all its attempts, from its start if it has no checkpoint. 409 if it has not failed."""
+    """The same run is queued again, from the start without a checkpoint; earlier failures do not count. 409 if not failed."""
     retry_run(run_id, managing_actor(request, run_id))
     return get_run_summary(request, run_id)
 

@@ -46,7 +46,7 @@ def allowed_actions(state: str, limited: bool, saved_step: int | None = None) ->
     described = {action: effects[now] for action, effects in stops.items() if now in effects}
     if now == S.FAILED:
         start = "restarts from step 0" if saved_step is None else f"resumes from step {saved_step}"
-        described["retry"] = f"A retry queues this run again; it {start}, with all its attempts."
+        described["retry"] = f"A retry queues this run again. It {start}; earlier failures no longer count."
     if now not in ENDED | {S.CANCELLING}:
         described["priority"] = WAITING_PRIORITY if now in (S.QUEUED, S.PAUSED) else LATER_PRIORITY
         if limited:

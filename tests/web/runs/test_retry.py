@@ -1,4 +1,4 @@
-"""A user's retry of a failed run: from its last checkpoint, once, with all its attempts."""
+"""A user's retry of a failed run: from its last checkpoint, once; earlier failures no longer count."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start_again(world, worker, run):
 def test_it_is_queued_from_its_last_checkpoint_and_ended_no_more(failed):
     world, worker, run = failed
     wishes = run_summary(get_run(world.people["ada"], run.pk))["wishes"]
-    assert wishes["retry"] == "A retry queues this run again; it resumes from step 4, with all its attempts."
+    assert wishes["retry"] == "A retry queues this run again. It resumes from step 4; earlier failures no longer count."
     world.clock.advance(5)
     reply = world.login("ada").post(f"/api/v1/runs/{run.pk}/retry").json()
     assert (reply["state"], reply["reason"]) == ("queued", "Retried by ada. Resumes from step 4.")
