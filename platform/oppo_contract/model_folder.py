@@ -165,10 +165,15 @@ def count_weights(folder: Path) -> int:
 
 def _numbers(header: dict[str, Any], file: Path) -> int:
     """Numbers in the tensors of a safetensors header. Raises ModelFolderError for a header that does not describe `file`."""
-    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    shapes = [tensor.get("shape") if isinstance(tensor, dict) else None for tensor in tensors]
-    if all(isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**63 for size in shape) for shape in shapes):
-        count = sum(map(math.prod, shapes))
+    count = 0
+    for name, tensor in header.items():
+        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        if name == "__metadata__":
+            continue
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+            break
+        count += math.prod(shape)
+    else:
         if count <= 8 * file.stat().st_size:  # a number has one bit at least
             return count
     raise ModelFolderError(f"{file} is not a complete safetensors file; copy it again")
