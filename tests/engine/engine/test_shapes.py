@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.model_io import save_weights
 from oppo_core.models.tiny_transformer import TinyTransformer
@@ -48,5 +49,9 @@ def test_a_config_with_other_names_for_its_sizes_has_no_shape(tmp_path: Path) ->
     assert read_shape(ModelSpec(path=str(tmp_path)), "lm", []) is None
 
 
-def test_a_model_on_the_hub_has_no_shape_yet() -> None:
-    assert read_shape(ModelSpec(path="owner/name"), "lm", []) is None
+def test_a_model_on_the_hub_has_no_shape_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelSpec(path="owner/name")
+    with pytest.raises(ModelFolderError, match="does not exist here"):
+        read_shape(model, "lm", [])
+    monkeypatch.setenv("OPPO_ALLOW_HUB", "1")
+    assert read_shape(model, "lm", []) is None
