@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find_model, hub_allowed, may_be_hub_id, read_config
+from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 
 Head = Literal["lm", "scalar"]
@@ -42,10 +43,10 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     assert model.path is not None
     try:
         folder = find_model(model.path, roots)
-    except ModelFolderError:
+    except ModelFolderError as error:
         if may_be_hub_id(model.path) and hub_allowed():
             return None
-        raise
+        raise ModelFolderError(f"{error}{hub_advice(model.path)}") from None
     config = read_config(folder)
     if config.get("model_type") == TINY:
         return tiny_shape(TinyArchitecture.model_validate(config["architecture"]), head)

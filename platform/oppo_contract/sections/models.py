@@ -21,7 +21,8 @@ def hub_advice(path: str) -> str:
     """Advice for a path that looks like a hub model id, `owner/name`; otherwise empty."""
     if not may_be_hub_id(path):
         return ""
-    return f"; download a hub model first: hf download {path} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
+    download = f"hf download {path} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
+    return f"; download a hub model first: {download} (or let workers do it: OPPO_ALLOW_HUB=1)"
 
 
 def _check_exactly_one(section: Section, *names: str) -> None:

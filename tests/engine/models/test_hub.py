@@ -109,4 +109,6 @@ def test_every_role_needs_the_operators_consent(world: Any, hub: Hub, tmp_path: 
     events = train(world, hub, tmp_path, tmp_path / "run", allow="", path="actor", models={role: {"path": NAME}})
     assert [event.kind for event in events] == ["finished"]
     assert f"{role}: {NAME} does not exist here" in events[0].reason
+    assert f"hf download {NAME}" in events[0].reason
+    assert "OPPO_ALLOW_HUB=1" in events[0].reason
     assert hub.asked == []
