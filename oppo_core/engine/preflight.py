@@ -156,7 +156,7 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def _check_loadable(spec: RunSpec, name: str, model: ModelSpec, head: Head, roots: list[Path]) -> None:
-    """Raise ModelFolderError for whatever loading would refuse and the model's small files tell. `name`: of the role."""
+    """Raise ModelFolderError for what loading would refuse, as far as small files show it. `name`: of the role."""
     if model.path is None:
         return
     folder = find(model.path, roots)

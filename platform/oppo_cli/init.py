@@ -53,7 +53,7 @@ def init(out: Path, source: Path | None, yes: bool, force: bool, **given: Any) -
 
 
 def _ask(answers: dict[str, Any]) -> dict[str, Any]:
-    """The answers, with those that are missing asked for."""
+    """The answers; prompts for those that are missing."""
     asked = dict(answers)
     for name, question in QUESTIONS.items():
         if name in asked:

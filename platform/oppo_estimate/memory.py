@@ -254,7 +254,22 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     passed = f"{tokens:,} tokens a pass: {bound}"
     if passes > 1:
         passed = f"{passes} passes of {passed}"
-    return Item(f"{role.name}: activations", saved + max(logits, block), f"{arithmetic} ({passed})")
+    update = Item(f"{role.name}: activations", saved + max(logits, block), f"{arithmetic} ({passed})")
+    return max(update, _proximal_pass(role, spec, dtype_bytes), key=lambda item: item.size)
+
+
+def _proximal_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
+    """Logits of the actor's log-prob pass, without a graph over the whole batch where the update has several optimizer steps."""
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    rows = spec.ppo.rows // spec.resources.ranks
+    reads = min(rows * columns, max(spec.ppo.micro_batch_tokens, columns))
+    if role.name != "actor" or spec.ppo.optimizer_steps == 1:
+        reads = 0
+    elif spec.training.recompute != "off":
+        reads = min(reads, HEAD_SLICE)
+    per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes)
+    arithmetic = f"{reads:,} tokens × {role.shape.vocab:,} × {per_entry} B (a pass of the proximal log-probs over {rows} rows)"
+    return Item(f"{role.name}: activations", reads * role.shape.vocab * per_entry, arithmetic)
 
 
 def pass_tokens(spec: RunSpec) -> tuple[int, str]:

@@ -288,7 +288,7 @@ def test_the_wire_refuses_a_count_that_the_database_cannot_hold() -> None:
         CatalogueEntry(id="a", kind="model", bytes=0, weights=2**63)
 
 
-def test_an_entry_that_nobody_foresaw_does_not_end_the_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_in_one_entry_does_not_end_the_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def surprise(folder: Path) -> int:
         raise KeyError("shape")
 

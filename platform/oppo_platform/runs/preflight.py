@@ -137,7 +137,10 @@ def hub_models(spec: RunSpec, offers: Sequence[NodeOffer]) -> set[str]:
     """Models of the spec that are in no catalogue, and that a worker downloads from a hub."""
     listed = {name for offer in offers for name in (*offer.models, *offer.problems)}
     ids = {required.id for required in required_models(spec)} - listed
-    return {name for name in ids if may_be_hub_id(name)} if any(offer.hub for offer in offers) else set()
+    # The ids of examples look like those of a hub.
+    return (
+        {name for name in ids if may_be_hub_id(name) and not command_for(name)} if any(offer.hub for offer in offers) else set()
+    )
 
 
 def _unknown(path: str, given: str, known: list[str], noun: str, problems: Mapping[str, str]) -> SpecProblem:

@@ -288,6 +288,6 @@ def spec_yaml(run: Run, *, only_set: bool = False) -> str:
 
 
 def provenances(run: Run) -> list[tuple[int, Any]]:
-    """(epoch, `oppo_contract.events.Provenance` as plain data) of its newest attempts that told theirs, the newest first."""
+    """(epoch, `oppo_contract.events.Provenance` as plain data) of its newest attempts that reported it, newest first."""
     rows = Attempt.objects.filter(run=run, provenance__isnull=False).order_by("-epoch")
     return list(rows.values_list("epoch", "provenance")[:MOST_PROVENANCES])

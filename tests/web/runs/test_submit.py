@@ -106,6 +106,8 @@ def test_a_hub_model_goes_to_a_worker_that_may_download_it(world, browser, make_
     spec = make_spec(models=models(actor="Qwen/Qwen2.5-0.5B@main"))
     assert "is not in any connected worker's catalogue" in complaint(browser, spec=spec)["message"]
     world.worker("node2", catalogue=[*base_catalogue, {"id": "any model", "kind": "hub", "bytes": 0}])
+    example = complaint(browser, spec=make_spec(models=models(actor="smollm2/model")))
+    assert "oppo example smollm2" in example["message"], "the id of an example is no hub's"
     assert send(browser, spec=spec).status_code == 201
     assert Run.objects.get().needs == {
         "kind": "any", "models": ["rewards/small"], "prompts": ["letters"], "nodes": 1, "hub": True
