@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from oppo_contract.events import LOCAL_RANK_SUFFIX
 from oppo_contract.machine import raise_open_file_limit
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import RunSpec, load_spec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_core.reporting.event_log import LOCAL_RANK_EVENTS, NODE_EVENTS, Journal
@@ -117,7 +118,7 @@ def _train(
     if ranks.first:
         recover(options.out / "checkpoints")
     ranks.any(False)  # barrier: other ranks read checkpoints only after recovery
-    spec = _pin_hub_models(spec, options, ranks)
+    spec = _pin_hub_models(spec, options, ranks, journal)
     require_preflight(spec, options.root, options.out)
     if ranks.first:
         trackers.start(spec, options.out)
@@ -127,7 +128,10 @@ def _train(
     journal.write("log", stream="stdout", lines=[*chosen, *describe_models(spec, options.root)])
     engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
     if ranks.first:
-        engine.provenance = collect_provenance(spec, options.root, options.threads, engine.prompts.digest)
+        try:
+            engine.provenance = collect_provenance(spec, options.root, options.threads, engine.prompts.digest)
+        except (OSError, ModelFolderError) as error:  # a record is no reason to end a run
+            journal.write("log", stream="stderr", lines=[f"The run's provenance is not recorded: {error}"])
     for part in (engine.decoder, engine.scorers, engine.hardware):
         parts.callback(part.close)
     if resume is not None:
@@ -137,7 +141,7 @@ def _train(
     return "stopped" if reason == ASKED_TO_STOP else "succeeded", reason, unconsumed
 
 
-def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks) -> RunSpec:
+def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks, journal: Journal) -> RunSpec:
     """The spec with hub models pinned to commits, the same on all ranks, and on this disk. Raises ModelFolderError."""
     from oppo_contract.model_folder import hub_allowed
     from oppo_core.checkpointing.reshard import read_state
@@ -150,10 +154,14 @@ def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks) ->
     if options.resume_from is not None:
         check_intact(options.resume_from)
         saved = load_stored_spec(read_state(options.resume_from)["spec"])
+
+    def say(line: str) -> None:
+        journal.write("log", stream="stdout", lines=[line])
+
     if ranks.first:
-        spec = pin_hub_models(spec, options.root, saved)
+        spec = pin_hub_models(spec, options.root, saved, say)
     pinned = load_stored_spec(json.loads(ranks.all_gather(spec.model_dump_json().encode())[0]))
-    return spec if ranks.first else pin_hub_models(pinned, options.root, None)
+    return spec if ranks.first else pin_hub_models(pinned, options.root, None, say)
 
 
 def _join_ranks(spec: RunSpec) -> Ranks:

@@ -10,28 +10,33 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from oppo_contract.machine import mib
 from oppo_contract.model_folder import ModelFolderError, cached_folder, find, may_be_hub_id, split_hub_id
 from oppo_contract.spec import RunSpec, load_stored_spec
 
 # Weights, configuration and tokenizer of the main folder; never pickles or code.
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 TIMEOUT_S = 30.0
+REPORT_INTERVAL_S = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}")
 Place = tuple[str | int, ...]  # keys of a model in the spec's section `models`
 
 
-def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None) -> RunSpec:
+def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None, say: Callable[[str], None]) -> RunSpec:
     """The spec with every hub id pinned to a commit whose files are on this disk.
 
     Args:
         saved: the spec of the checkpoint to resume from; its commits are used again.
+        say: gets a line about the progress of a download when it begins and every `REPORT_INTERVAL_S`.
 
     Raises:
-        ModelFolderError: the hub cannot be reached, lacks the model or refuses it, or no root is given.
+        ModelFolderError: the hub cannot be reached, lacks the model or refuses it, no root is given, or its disk is too small.
     """
     before: dict[Place, str] = {}
     if saved is not None:
@@ -46,7 +51,7 @@ def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None) -> R
         except ModelFolderError:
             # An entry that exists and cannot be used is reported by preflight: a hub's model of this name is another one.
             if may_be_hub_id(path) and not any(os.path.lexists(root / path) for root in roots):
-                return _download(path, roots)
+                return _download(path, roots, say)
         return path
 
     return _with_paths(spec, pin)
@@ -79,7 +84,7 @@ def _with_paths(spec: RunSpec, change: Callable[[Place, str], str]) -> RunSpec:
     return load_stored_spec(data | {"models": visit(data["models"], ())})
 
 
-def _download(path: str, roots: list[Path]) -> str:
+def _download(path: str, roots: list[Path], say: Callable[[str], None]) -> str:
     """Download a model unless its folder exists; returns the pinned id."""
     import httpx2
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -96,10 +101,39 @@ def _download(path: str, roots: list[Path]) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process of the machine downloads it, the others wait
             if not folder.exists():
                 draft = folder.with_name(f".{commit}.partial")  # hidden from the catalogue; an interrupted download continues
-                snapshot_download(name, revision=commit, local_dir=draft, allow_patterns=FILES, ignore_patterns=["*/*"])
+                chosen: Any = {"revision": commit, "local_dir": draft, "allow_patterns": FILES, "ignore_patterns": ["*/*"]}
+                size = sum(file.file_size for file in snapshot_download(name, dry_run=True, **chosen))
+                with _reported(f"{name}@{commit}", draft, size, say):
+                    snapshot_download(name, **chosen)
                 shutil.rmtree(draft / ".cache", ignore_errors=True)  # the library's records
                 draft.rename(folder)
     except (httpx2.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelFolderError(f"{path} cannot be downloaded from {constants.ENDPOINT}: {reason}") from error
     return f"{name}@{commit}"
+
+
+@contextmanager
+def _reported(name: str, draft: Path, size: int, say: Callable[[str], None]) -> Iterator[None]:
+    """Report the progress of a download of `size` bytes into `draft`. Raises OSError if the disk has no room for it."""
+
+    def present() -> int:
+        return sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+
+    def report() -> None:
+        while not ended.wait(REPORT_INTERVAL_S):
+            with suppress(OSError):  # files are renamed meanwhile
+                say(f"Downloading {name}: {100 * present() // max(1, size)} % of {mib(size)}")
+
+    free = shutil.disk_usage(draft.parent).free
+    if size - present() > free:
+        raise OSError(f"its files are {mib(size)}, and {draft.parent} has {mib(free)} free")
+    ended = threading.Event()
+    reporter = threading.Thread(target=report, daemon=True)
+    say(f"Downloading {name}: {mib(size)}")
+    reporter.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reporter.join()

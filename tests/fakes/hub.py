@@ -19,6 +19,7 @@ class Hub:
     repositories: dict[str, list[dict[str, bytes]]]
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    held: threading.Event | None = None  # the content of files is sent after it is set
 
     @staticmethod
     def commit(number: int) -> str:
@@ -75,6 +76,8 @@ def serve(hub: Hub) -> Iterator[Hub]:
                 self.send_header(key, value)
             self.end_headers()
             if body:
+                if hub.held is not None and "/resolve/" in self.path:
+                    hub.held.wait()
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:

@@ -7,13 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from oppo_contract.events import parse_event
+from oppo_contract.model_folder import ModelFolderError
+from oppo_core.models import hub as hub_module
 from tests.fakes.hub import Hub, serve
 
 NAME = "small-lab/actor"
@@ -47,6 +51,8 @@ def test_a_hub_model_is_downloaded_once_pinned_and_kept_by_a_resumed_run(world: 
     (started,) = [event for event in events if event.kind == "started"]
     pinned = dict.fromkeys(("actor", "reference", "critic"), f"{NAME}@{second}")
     assert started.commits == pinned
+    lines = [line for event in events if event.kind == "log" for line in event.lines]
+    assert any(line.startswith(f"Downloading {NAME}@{second}: ") and line.endswith(" MiB") for line in lines), lines
     folder = root / "cache" / NAME / second
     assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", "README.txt"}
     assert (folder / "README.txt").read_bytes() == b"second"
@@ -102,6 +108,30 @@ def test_a_link_that_cannot_be_used_is_reported_and_not_replaced_by_a_download(w
     events = train(world, hub, root, tmp_path / "run")
     assert "is a link to" in events[-1].reason
     assert hub.asked == []
+
+
+def test_a_download_reports_its_progress_and_needs_room_on_the_disk(
+    world: Any, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+    monkeypatch.setattr(hub_module, "REPORT_INTERVAL_S", 0.01)
+    spec, lines, seen = world.spec({"models": {"actor": {"path": NAME}, "critic": "actor"}}), list[str](), threading.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "%" in line:
+            seen.set()
+
+    with monkeypatch.context() as small:
+        small.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))
+        with pytest.raises(ModelFolderError, match=r"its files are [0-9.]+ MiB, and .* has 0.0 MiB free"):
+            hub_module.pin_hub_models(spec, [tmp_path], None, say)
+    assert lines == []
+    hub.held = seen  # no file is sent before a report of its progress
+    pinned = hub_module.pin_hub_models(spec, [tmp_path], None, say)
+    assert pinned.models.actor.path == f"{NAME}@{Hub.commit(1)}"
+    assert "% of" in lines[1]
 
 
 @pytest.mark.parametrize("role", ["reference", "critic"])
