@@ -20,7 +20,7 @@ from oppo_contract.model_folder import (
     TINY,
     ModelFolderError,
     check_links,
-    check_weight_format,
+    check_model_files,
     count_weights,
     hub_allowed,
     link_problem,
@@ -121,7 +121,7 @@ class Catalogue:
         return []
 
     def _model(self, folder: Path, name: str) -> CatalogueEntry:
-        check_weight_format(folder)
+        check_model_files(folder, self.roots)
         _stat_regular(folder / "config.json")
         config = read_config(folder)
         sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors"]

@@ -26,7 +26,7 @@ from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response
 from oppo_core.models.model_io import restore_weights, save_actor, save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.deferred_metrics import DeferredMetrics
+from oppo_core.ppo.deferred_metrics import DeferredMetrics, TokenSums
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.logprobs import response_tokens, token_logprobs
@@ -43,27 +43,6 @@ from oppo_core.training.protocol import BackendFactory
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 EMA, EMA_MASTER = "actor-ema", "actor-ema.safetensors"
-
-
-@dataclass(slots=True)
-class TokenSums:
-    """Sums over the tokens of one update, divided at the end. `divisor`: of the loss, see `ppo.loss_aggregation`."""
-
-    tokens: int = 0
-    divisor: int = 0
-    loss: float = 0.0
-    clipped: float = 0.0
-    log_ratio: float = 0.0
-    entropy: float = 0.0
-    texts: float = 0.0
-    text_tokens: int = 0
-
-    def add(self, loss: float, clipped: float, log_ratio: float, entropy: float) -> None:
-        """Add the sums of one pass."""
-        self.loss += loss
-        self.clipped += clipped
-        self.log_ratio += log_ratio
-        self.entropy += entropy
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,9 @@ def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:
 
 
 def build_experience(
-    batch: list[Sequence],
-    proximal: list[Tensor],
-    scored: list[Scored],
-    ppo: Ppo,
-    kl_coefficient: float,
-    version: int,
+    batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int,
     before: ScoreMoments,
-) -> Experience:
+) -> Experience:  # fmt: skip
     """Shape rewards and estimate advantages for a complete batch (docs/algorithm.md, step 4).
 
     Args:

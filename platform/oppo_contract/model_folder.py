@@ -83,21 +83,28 @@ def link_problem(path: Path, roots: list[Path]) -> str:
 
 def check_links(files: list[Path], roots: list[Path]) -> None:
     """Raises ModelFolderError for a file that is a link out of `roots`, or to nothing. Files that lie elsewhere may be any."""
-    inside = [Path(os.path.abspath(root)) for root in roots]
+    inside = [Path(absolute(root)) for root in roots for absolute in (os.path.abspath, os.path.realpath)]
     for file in files:
         if any(file.is_relative_to(root) for root in inside) and (problem := link_problem(file, roots)):
             raise ModelFolderError(problem)
 
 
 def find_model(path: str, roots: list[Path]) -> Path:
-    """`find` for a model. Raises ModelFolderError for a file, or a folder that has only weights of other formats, too."""
+    """`find` for a model. Raises ModelFolderError also as `check_model_files`."""
     folder = find(path, roots)
-    check_weight_format(folder)
+    check_model_files(folder, roots)
     return folder
 
 
-def check_weight_format(folder: Path) -> None:
-    """Raises ModelFolderError, with the command that converts it, for a model whose only weights are GGUF or pickles."""
+def check_model_files(folder: Path, roots: list[Path]) -> None:
+    """Check a model's files without opening them.
+
+    Raises:
+        ModelFolderError: one is a link out of `roots` or to nothing, it is a file, or its only weights are GGUF or pickles; then
+            with the command that converts them.
+    """
+    if folder.is_dir():
+        check_links(sorted(folder.iterdir()), roots)
     if folder.is_file():
         found, others = f"{folder} is a file", [folder]
     elif any(folder.glob("*.safetensors")):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import structlog
 
-from oppo_contract.model_folder import ModelFolderError, check_links, find, tokenizer_digest
+from oppo_contract.model_folder import ModelFolderError, check_links, find, find_model, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
@@ -313,3 +313,27 @@ def test_a_link_inside_a_folder_of_prompts_does_not_lead_out(tmp_path: Path) -> 
     assert "outside the models root" in problems["data"]
     with pytest.raises(ModelFolderError, match="outside the models root"):
         check_links(sorted(folder.iterdir()), [tmp_path / "root"])
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_link_inside_a_model_folder_leads_to_a_file_below_the_roots(root: Path, tmp_path_factory: Any, file: str) -> None:
+    """As in a hub's own cache, where every file is a link. The engine and the catalogue refuse others alike."""
+    link, outside = root / "qwen" / file, tmp_path_factory.mktemp("elsewhere") / "outside"
+    link.rename(root / "blob")
+    link.symlink_to(root / "blob")
+    assert find_model("qwen", [root]) == root / "qwen"
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    assert {entry.id: entry.problem for entry in catalogue.entries}["qwen"] == ""
+    link.unlink()
+    for target, problem in ((root / "blob", "outside the models root"), (root / "nothing", "which does not exist")):
+        if target.exists():
+            target = target.rename(outside)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        catalogue = Catalogue([root])
+        catalogue.refresh()
+        said = {entry.id: entry.problem for entry in catalogue.entries}["qwen"]
+        assert said.startswith(f"{link} is a link to {target}, {problem}")
+        with pytest.raises(ModelFolderError, match=re.escape(said)):
+            find_model("qwen", [root])

@@ -16,7 +16,8 @@ from oppo_bench.engine.workload import PROMPT_TOKENS, VOCAB, Lengths
 from oppo_contract.spec import Ppo, Training
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.actor import ActorTrainer, TokenSums
+from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.deferred_metrics import TokenSums
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.ppo.scored import Scored

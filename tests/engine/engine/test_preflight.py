@@ -256,6 +256,18 @@ def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> 
     assert on_a_cpu["actor: the optimizer's step"].size == 4 * 10**6
     assert "more than the activations before it" in on_a_cpu["actor: the optimizer's step"].arithmetic
     assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries", "actor: activations"}
+    larger = {
+        item.name for item in memory_items(world.spec({"ppo": {"batch_size": 1200, "micro_batch_tokens": 10**5}}), roles, 9)
+    }
+    assert "actor: activations" in larger
+    assert "actor: the optimizer's step" not in larger
+
+
+def test_estimate_counts_what_vllm_takes(world: Any) -> None:
+    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
+    spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
+    by_name = {item.name: item for item in memory_items(spec, roles, 9, gpu=80 * 2**30)}
     changed: dict[str, dict[str, Any]] = {
         "rollout": {"backend": "vllm", "vllm_memory_share": 0.25},
         "ppo": {"tis": "all"},
@@ -280,11 +292,6 @@ def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> 
     assert not {"reward 1: weights", "reward 1: keys and values"} & read.keys()
     changed["resources"] |= {"devices": 3, "decoding_devices": 2}
     assert "vLLM" not in {item.name for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
-    larger = {
-        item.name for item in memory_items(world.spec({"ppo": {"batch_size": 1200, "micro_batch_tokens": 10**5}}), roles, 9)
-    }
-    assert "actor: activations" in larger
-    assert "actor: the optimizer's step" not in larger
 
 
 def test_a_pass_holds_no_more_than_the_rows_of_a_mini_batch(world: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oppo_core.ppo.actor import TokenSums
+from oppo_core.ppo.deferred_metrics import TokenSums
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.losses import whitening
 

@@ -18,8 +18,8 @@ from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.actor import ActorTrainer, TokenSums
-from oppo_core.ppo.deferred_metrics import DeferredMetrics
+from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.deferred_metrics import DeferredMetrics, TokenSums
 from oppo_core.ppo.experience import build_experience
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.ppo.scored import Scored
