@@ -29,8 +29,8 @@ SPECS = ("sequential", "oppo", "rule", "grpo", "smollm2/sentiment", "smollm2/rew
 DEMO: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     "letters": (("sequential", {}), ("oppo", {})),
     "smollm2": (
-        ("smollm2/sentiment", {"name": "smollm2 sentiment, sequential", "overlap.intra_step": "off"}),
-        ("smollm2/sentiment", {"name": "smollm2 sentiment, OPPO"}),
+        ("smollm2/sentiment", {"name": "smollm2 sentiment sequential", "overlap.intra_step": "off"}),
+        ("smollm2/sentiment", {"name": "smollm2 sentiment OPPO"}),
     ),
 }
 EXAMPLES = {

@@ -12,8 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oppo_cli.demo_figures import RunFigures, bench_document, run_figures, table_rows
+from oppo_cli.examples import DEMO
 from oppo_cli.home import Failure, Home, RunningPlatform
 from oppo_cli.main import COMMANDS, main
+from oppo_contract.presets import example_text
+from oppo_contract.spec import load_spec
+from oppo_contract.yaml_text import load_yaml
+from oppo_platform.runs.spec_patch import apply_changes
 
 SPEC = """
 name: tiny
@@ -191,3 +196,12 @@ def test_the_bench_document_has_the_names_that_others_rely_on() -> None:
     assert "speedup_to_target" not in names  # unknown is left out, never made up
     assert set(document) == {"bench", "commit", "machine", "settings", "results"}
     assert [row.ratio for row in table_rows(slow, fast)][:3] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("model", DEMO)
+def test_the_runs_of_a_demo_are_valid_and_differ_in_overlap_and_name_only(model: str) -> None:
+    sequential, oppo = (
+        load_spec(apply_changes(load_yaml(example_text(name)).model_dump(), changes)).model_dump() for name, changes in DEMO[model]
+    )
+    assert {section for section in oppo if oppo[section] != sequential[section]} == {"name", "overlap"}
+    assert sequential["overlap"]["intra_step"] == sequential["overlap"]["inter_step"] == "off"
