@@ -3,7 +3,7 @@
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
   const overlap = run.spec.overlap || {}, place = document.querySelector('#run [data-part="saved"]');
-  const HOW = "Estimated from the run's trace: the same stages run one after another, as in sequential PPO, with the durations measured here. The longer wait for a batch's last responses is not included.";
+  const HOW = "Estimated from the run's trace: the same stages run one after another, as in sequential PPO, with the durations measured here; all cores of a CPU share each stage but decoding. The longer wait for a batch's last responses is not included.";
   let requested = 0;
 
   async function show(step) {

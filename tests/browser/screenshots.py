@@ -2,7 +2,7 @@
 
     python tests/browser/screenshots.py http://127.0.0.1:8000 LOGIN_LINK docs/img
 
-`oppo login-link` prints the link. The run shown is the newest OPPO run that has trained; compared are it and the newest
+`oppo login-link` prints the link. The run shown is the newest with overlap that has trained; compared are it and the newest
 sequential one. Each page is taken in light and dark at 1440 × 900, and 400 pixels wide.
 """
 
@@ -60,7 +60,10 @@ def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> Non
 def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     """Picture → (path, what must be there before it is taken)."""
     trained = [run for run in runs if run["step"]]
-    newest = {preset: next((run["id"] for run in trained if run["preset"] == preset), None) for preset in ("sequential", "oppo")}
+    newest = {
+        "sequential": next((run["id"] for run in trained if run["preset"] == "sequential"), None),
+        "oppo": next((run["id"] for run in trained if run["preset"] != "sequential"), None),
+    }
     pages = {
         "runs": ("/runs", "#rows tr"),
         "alerts": ("/alerts?show=all", "main h1"),

@@ -262,9 +262,11 @@ def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
 
 def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit, two_runs):
     page = visit().page
+    saving = {"steps": 60, "measured_s": 80.0, "sequential_s": 100.0, "saved_s": 20.0}
+    page.route("**/saving", lambda route: route.fulfill(json=saving))
     page.goto(f"/runs/{two_runs[1]}/timeline?window=9.5-12")
     page.wait_for_selector("#range >> text=steps 10–12")
-    page.wait_for_selector("[data-part=saved] >> text=estimated saving vs sequential")
+    page.wait_for_selector("[data-part=saved] >> text=estimated saving vs sequential 20 s (1.25×)")
     page.click("[data-zoom=run]")
     page.wait_for_selector("#range >> text=steps 1–60")
     page.wait_for_selector("#range >> text=merged")

@@ -201,7 +201,8 @@ def test_the_bench_document_has_the_names_that_others_rely_on() -> None:
 @pytest.mark.parametrize("model", DEMO)
 def test_the_runs_of_a_demo_are_valid_and_differ_in_overlap_and_name_only(model: str) -> None:
     sequential, oppo = (
-        load_spec(apply_changes(load_yaml(example_text(name)).model_dump(), changes)).model_dump() for name, changes in DEMO[model]
+        load_spec(apply_changes(load_yaml(example_text(name)).model_dump(), changes)).model_dump()
+        for name, changes in DEMO[model]
     )
     assert {section for section in oppo if oppo[section] != sequential[section]} == {"name", "overlap"}
     assert sequential["overlap"]["intra_step"] == sequential["overlap"]["inter_step"] == "off"
