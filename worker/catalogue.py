@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 import threading
@@ -73,12 +72,13 @@ class Catalogue:
         return changed
 
     def _scan(self) -> list[CatalogueEntry]:
-        entries: dict[str, CatalogueEntry] = {}
+        entries, places = dict[str, CatalogueEntry](), dict[str, Path]()
         if hub_allowed():
             entries[ANY_HUB_MODEL] = CatalogueEntry(id=ANY_HUB_MODEL, kind="hub", bytes=0)
-        for entry in itertools.chain.from_iterable(map(self._walk, self.roots)):
-            if entry.id not in entries or entries[entry.id].problem:  # as `find`, which takes the first root where it is usable
-                entries[entry.id] = entry
+        for root, entry in ((folder, found) for folder in self.roots for found in self._walk(folder)):
+            # As `find`, which takes the first root where it exists and no link leads out.
+            if entry.id not in entries or link_problem(places[entry.id], self.roots):
+                entries[entry.id], places[entry.id] = entry, root / entry.id
             if len(entries) >= MAX_ENTRIES:
                 break
         return list(entries.values())
@@ -98,7 +98,7 @@ class Catalogue:
             for name in sorted(files):
                 if Path(name).suffix in FORMATS:
                     yield from self._describe("prompts", here / name, root)
-                elif name.endswith(".gguf") or not (here / name).exists():  # or a link to nothing, most likely to a model
+                elif name.endswith(".gguf") or not os.path.exists(here / name):  # or a link to nothing, most likely to a model
                     yield from self._describe("model", here / name, root)
 
     def _describe(self, kind: Kind, path: Path, root: Path) -> list[CatalogueEntry]:

@@ -38,16 +38,15 @@ class Deletions:
         """Called after a successful heartbeat: forget the reported results, and start the orders of the reply.
 
         Args:
-            orders: folders to delete; orders in progress are not repeated.
+            orders: all folders to delete; earlier orders that are not among them were withdrawn.
             busy: runs with an attempt on this node; their orders are skipped.
         """
         with self._lock:
             for number in self._reported:
                 self._results.pop(number, None)
             self._reported = []
-            for order in orders:
-                if order.run_id not in busy and order.id not in self._results:
-                    self._pending.setdefault(order.id, order)
+            chosen = [order for order in orders if order.run_id not in busy and order.id not in self._results]
+            self._pending = {order.id: order for order in chosen}
             if self._pending and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="deletions", daemon=True)
                 self._thread.start()
@@ -62,7 +61,7 @@ class Deletions:
             result = self._delete(order)
             with self._lock:
                 self._results[order.id] = result
-                del self._pending[order.id]
+                self._pending.pop(order.id, None)
 
     def _delete(self, order: DeletionOrder) -> DeletionResult:
         try:

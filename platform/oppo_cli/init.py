@@ -18,7 +18,7 @@ DEFAULTS: dict[str, Any] = {
 QUESTIONS = {
     "name": "Name of the run",
     "model": "Actor: a folder, or an id of the platform's catalogue",
-    "prompts": "Prompts: a JSON Lines file, or an id of the catalogue",
+    "prompts": "Prompts: a file or folder (JSON Lines, Parquet or Arrow), or an id of the catalogue",
     "reward": "Kind of reward",
     "reward_source": "The rule's name, the reward model's folder or id, or the service's URL",
     "lora": "Train low-rank adapters instead of all weights",
@@ -31,7 +31,7 @@ QUESTIONS = {
 @click.option("--from", "source", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TRL's or verl's settings.")
 @click.option("--name", help="Name of the run.")
 @click.option("--model", help="Actor: a folder, or an id of the platform's catalogue.")
-@click.option("--prompts", help="Prompts: a JSON Lines file, or an id of the catalogue.")
+@click.option("--prompts", help="Prompts: a file or folder (JSON Lines, Parquet or Arrow), or an id of the catalogue.")
 @click.option("--reward", type=click.Choice(REWARDS), help="Kind of reward.")
 @click.option("--reward-source", help="The rule's name, the reward model's folder or id, or the service's URL.")
 @click.option("--lora/--full", default=None, help="Train low-rank adapters, or all weights.")
@@ -41,14 +41,19 @@ QUESTIONS = {
 def init(out: Path, source: Path | None, yes: bool, force: bool, **given: Any) -> None:
     """Write a spec to OUT (default oppo.yaml), from a few questions or from a configuration of TRL or verl.
 
-    --from reads arguments of TRL's PPOConfig or GRPOConfig, or verl's ppo_trainer, as YAML, JSON or name=value words, and lists
-    what it did not take over.
+    --from reads arguments of TRL's PPOConfig or GRPOConfig, or verl's ppo_trainer, as YAML, JSON or options of a command line,
+    and lists what it did not take over.
     """
     if out.exists() and not force:
         raise Refusal(f"{out} exists already. Use --force to overwrite it, or name another file.")
     answers = {name: value for name, value in given.items() if value is not None}
+    if "reward" in answers and "reward_source" not in answers and (source is not None or (yes and answers["reward"] != "rule")):
+        raise Refusal(f"--reward {answers['reward']} needs --reward-source: {QUESTIONS['reward_source'].lower()}.")
     text = _converted(source, answers) if source is not None else _answered(answers if yes else _ask(answers))
-    out.write_text(text, encoding="utf-8")
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Refusal(f"{out} cannot be written: {error.strerror}.") from None
     click.echo(f"{out} is written. Next: oppo spec check {out}")
 
 

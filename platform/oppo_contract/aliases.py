@@ -56,6 +56,7 @@ VERL = {
     "trainer.experiment_name": Alias("name"),
     "trainer.total_training_steps": Alias("steps"),
     "trainer.save_freq": Alias("checkpoints.every_steps", {-1: None}, others=True),
+    "trainer.test_freq": Alias("evaluation.every_steps", {-1: None}, others=True),
     "trainer.nnodes": Alias("resources.nodes"),
     "data.train_files": Alias("data.prompts"),
     "data.val_files": Alias("evaluation.prompts"),

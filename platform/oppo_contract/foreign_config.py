@@ -20,12 +20,13 @@ PLACEHOLDERS = {
     "name": "imported", "steps": 100, "models.actor.path": "MODEL", "data.prompts": "PROMPTS.jsonl",
     "models.reward.rule": "letters:score",
 }  # fmt: skip
+REWARD = "models.reward."
 UNKNOWN = "no setting means the same"
 COMBINED = {
     "trl": {"per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "batch_size"},
     "verl": {
         f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef", f"{ACTOR}kl_loss_type",
-        "algorithm.use_kl_in_reward", "trainer.n_gpus_per_node",
+        "algorithm.use_kl_in_reward", "trainer.n_gpus_per_node", "reward_model.enable",
     },
 }  # fmt: skip
 
@@ -51,7 +52,7 @@ class Converted:
 
 
 def convert(text: str, answers: Mapping[str, Any]) -> Converted:
-    """Convert YAML, JSON, or `name=value` words. `answers`: settings of ours by dotted path, which take precedence.
+    """Convert YAML, JSON, or the options of a command line. `answers`: settings of ours by dotted path, which take precedence.
 
     Raises:
         SpecError: the text is unreadable, or no setting in it is known.
@@ -65,6 +66,8 @@ def convert(text: str, answers: Mapping[str, Any]) -> Converted:
     (_combine_verl if kind == "verl" else _combine_trl)(given, result.settings)
     if not result.settings:
         raise SpecError([SpecProblem("", "has no setting of TRL's PPOConfig or GRPOConfig, or of verl's ppo_trainer")])
+    if any(path.startswith(REWARD) for path in answers):
+        result.settings = {path: value for path, value in result.settings.items() if not path.startswith(REWARD)}
     result.settings |= answers
     _fill(result)
     _make_valid(result, {alias.path: name for name, alias in table.items() if name in given})
@@ -76,8 +79,19 @@ def _read(text: str) -> Any:
     words = data.split() if isinstance(data, str) else data if isinstance(data, list) else None
     if words is None:
         return data
-    pairs = [word.lstrip("+-").partition("=") for word in map(str, words) if "=" in word]
-    return {name: parse_yaml(value) for name, _, value in pairs}
+    return _options(list(map(str, words)))
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """The options of a command line: `name=value`, `--name=value`, `--name value`, and `--name` for true."""
+    options, last = dict[str, Any](), ""
+    for word in words:
+        name, sign, value = word.lstrip("+-").partition("=")
+        if sign or word.startswith("--"):
+            options[name], last = parse_yaml(value) if sign else True, "" if sign else name
+        elif last:
+            options[last], last = parse_yaml(word), ""
+    return options
 
 
 def _flatten(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -107,7 +121,8 @@ def _combine_trl(given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Settings that several of TRL's determine: the algorithm, B, and where the KL term is."""
     grpo = any(name in given for name in GRPO_NAMES)
     factors = [given.get(name, 1) for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")]
-    responses = given.get("batch_size", prod(factors) if "per_device_train_batch_size" in given else None)
+    counted = "per_device_train_batch_size" in given and all(type(factor) is int for factor in factors)
+    responses = given.get("batch_size", prod(factors) if counted else None)
     if grpo:
         settings["ppo.algorithm"] = "grpo"
         settings.setdefault("ppo.group_size", 8)
@@ -124,6 +139,12 @@ def _combine_verl(given: dict[str, Any], settings: dict[str, Any]) -> None:
     batch, mini = settings.get("ppo.batch_size"), given.get(f"{ACTOR}ppo_mini_batch_size")
     if isinstance(batch, int) and isinstance(mini, int) and mini and batch % mini == 0:
         settings["ppo.mini_batches"] = batch // mini
+    if given.get("reward_model.enable") is False:
+        settings.pop("models.reward.model.path", None)
+    if "evaluation.prompts" not in settings:
+        settings.pop("evaluation.every_steps", None)
+    elif "data.prompt_field" in settings:
+        settings["evaluation.prompt_field"] = settings["data.prompt_field"]
     if isinstance(gpus := given.get("trainer.n_gpus_per_node"), int):
         settings["resources.devices"] = gpus * settings.get("resources.nodes", 1)
     if given.get(f"{ACTOR}use_kl_loss") is True:
@@ -158,17 +179,18 @@ def _make_valid(result: Converted, names: dict[str, str]) -> None:
             load_spec(result.tree())
             return
         except SpecError as error:
-            refused = [problem for problem in error.problems if problem.path in result.settings]
+            refused = [(path, problem) for problem in error.problems for path in _causes(problem.path, result.settings)]
             if not refused:
                 raise
-            for problem in refused:
-                for path in _causes(problem.path, result.settings):
-                    del result.settings[path]
-                    result.left_out[names.get(path, path)] = f"{problem.path} {problem.message}"
+            for path, problem in refused:
+                result.settings.pop(path, None)
+                result.left_out[names.get(path, path)] = f"{problem.path} {problem.message}"
             _fill(result)
 
 
 def _causes(refused: str, settings: dict[str, Any]) -> list[str]:
     """The settings to leave out: a batch that cannot be divided among devices stays, and the devices go."""
     devices = [path for path in settings if path.startswith("resources.")]
-    return devices if refused == "ppo.batch_size" and devices else [refused]
+    if refused == "ppo.batch_size" and devices:
+        return devices
+    return [path for path in settings if refused and (path == refused or path.startswith(f"{refused}."))]

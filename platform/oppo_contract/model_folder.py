@@ -51,7 +51,7 @@ def find(path: str, roots: list[Path]) -> Path:
         ModelFolderError: it does not exist, is outside every root, or is a link that leads outside or to nothing.
     """
     as_is = Path(path)
-    if as_is.exists():
+    if os.path.exists(as_is):
         return as_is.resolve()
     problems = []
     for root in roots:
@@ -70,10 +70,14 @@ def find(path: str, roots: list[Path]) -> Path:
 
 
 def link_problem(path: Path, roots: list[Path]) -> str:
-    """Why `path` cannot be used, if it is a link that leads out of `roots` or to nothing; otherwise empty."""
+    """Why `path` cannot be used, if it is unreadable, or a link that leads out of `roots` or to nothing; otherwise empty."""
     target = Path(os.path.realpath(path))
-    if not target.exists():
+    try:
+        target.stat()
+    except FileNotFoundError:
         return f"{path} is a link to {target}, which does not exist"
+    except OSError as error:  # a folder of another user, or a loop of links
+        return f"{path} leads to {target}, which cannot be read: {error.strerror}"
     if any(target.is_relative_to(os.path.realpath(root)) for root in roots):
         return ""
     noun, listed = "root" if len(roots) == 1 else "roots", ", ".join(str(root) for root in roots)

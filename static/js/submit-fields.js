@@ -28,7 +28,7 @@
       if (select.selectedIndex < 0) { select.prepend(el("option", { value: "" }, "choose …")); select.value = ""; }
     }
     /* Entries that no run can use come last and cannot be chosen; a spec that names one is refused with the reason. */
-    const named = (list, prefix = "") => [...list].sort((a, b) => Boolean(a.problem) - Boolean(b.problem)).map((c) => [prefix + c.id, c.problem ? `${c.id} (unusable: ${c.problem})` : c.id, c.problem]);
+    const named = (list, prefix = "") => [...list].sort((a, b) => Boolean(a.problem) - Boolean(b.problem)).map((c) => [prefix + c.id, c.problem ? `${c.id} (unusable)` : c.id, c.problem]);
     const pathOrTiny = (value) => (value && value.tiny ? "tiny:" : (value && value.path) || "");
     const SHOW = {
       actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },

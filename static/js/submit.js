@@ -64,10 +64,14 @@
     const chosen = examples.find((e) => hasModes(e) && hasInputs(e)) || presets.find(hasModes);
     form.querySelectorAll('[name="preset"]').forEach((radio) => { radio.checked = Boolean(chosen) && radio.value === chosen.key; });
     $("custom").hidden = Boolean(chosen);
-    document.querySelectorAll("#examples [data-key]").forEach((box) => { box.hidden = !chosen || box.dataset.key !== chosen.key; });
+    showExample();
     const changes = $("changes"), count = fork ? S.differences({ ...spec, name: "" }, { ...start, name: "" }) : 0;
     if (changes) setText(changes, `, ${count === 0 ? "no changes" : `${count} change${count === 1 ? "" : "s"}`}`);
     plan();
+  }
+  function showExample() {                               // what the chosen preset needs
+    const chosen = form.querySelector('[name="preset"]:checked');
+    document.querySelectorAll("#examples [data-key]").forEach((box) => { box.hidden = !chosen || box.dataset.key !== chosen.value; });
   }
   const hasModes = (preset) => Object.entries(preset.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value);
   const hasInputs = (example) => ["models.actor.path", "data.prompts"].every((path) => S.get(spec, path) === S.get(example.spec, path));
@@ -190,10 +194,9 @@
   if (needs && needs.dataset.refresh) Oppo.refresh(needs, { onPatched: offered, onSignedOut: () => Oppo.signedOut() });
   function offered() {
     const fresh = Oppo.readJson("catalogue");
-    if (JSON.stringify(fresh) !== JSON.stringify(catalogue)) {
-      catalogue.splice(0, catalogue.length, ...fresh);
-      changed(from);
-    }
+    if (JSON.stringify(fresh) === JSON.stringify(catalogue)) { showExample(); return; }
+    catalogue.splice(0, catalogue.length, ...fresh);
+    changed(from);
     fill();
   }
   fill();

@@ -29,6 +29,7 @@ def test_a_file_with_overrides_becomes_a_run(client, live, tmp_path):
     assert spec == client.validate(yaml=run.spec_yaml())["spec"]
     again = client.submit(str(file))
     assert again.id != run.id
+    assert f"project={live.project.pk})" in run.spec_python(), "a name may be that of another team's project"
     assert again.url == f"{live.web.url}/runs/{again.id}"
 
 

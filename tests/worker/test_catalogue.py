@@ -315,6 +315,45 @@ def test_a_link_inside_a_folder_of_prompts_does_not_lead_out(tmp_path: Path) -> 
         check_links(sorted(folder.iterdir()), [tmp_path / "root"])
 
 
+def test_a_link_that_cannot_be_read_is_one_entry_with_a_problem(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a link into another user's home: the other entries stay."""
+    (root / "private").symlink_to("/nonexistent/model")
+    (root / "private.jsonl").symlink_to("/nonexistent/prompts.jsonl")
+    stat = Path.stat
+
+    def refuse(path: Path, **options: Any) -> Any:
+        if str(path).startswith("/nonexistent/"):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries}
+    said = f"{root}/private leads to /nonexistent/model, which cannot be read: Permission denied"
+    assert problems["private"] == said
+    assert "cannot be read: Permission denied" in problems["private.jsonl"]
+    assert problems["qwen"] == ""
+    with pytest.raises(ModelFolderError, match=re.escape(said)):
+        find("private", [root])
+
+
+def test_of_two_roots_the_catalogue_lists_what_the_engine_would_find(root: Path, tmp_path_factory: Any) -> None:
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(root / "qwen", other / "qwen")
+    shutil.copytree(root / "qwen", other / "linked")
+    (root / "qwen" / "model.safetensors").rename(root / "qwen" / "pytorch_model.bin")
+    (root / "linked").symlink_to(tmp_path_factory.mktemp("outside"))
+    catalogue = Catalogue([root, other])
+    catalogue.refresh()
+    problems = {entry.id: entry.problem for entry in catalogue.entries}
+    assert problems["linked"] == ""
+    assert find_model("linked", [root, other]) == other / "linked"
+    assert "pytorch_model.bin only" in problems["qwen"]
+    with pytest.raises(ModelFolderError, match=re.escape(problems["qwen"])):
+        find_model("qwen", [root, other])
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
 def test_a_link_inside_a_model_folder_leads_to_a_file_below_the_roots(root: Path, tmp_path_factory: Any, file: str) -> None:
     """As in a hub's own cache, where every file is a link. The engine and the catalogue refuse others alike."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from oppo_contract.safe_delete import delete_run_folder
 from oppo_contract.wire import DeletionOrder, DeletionResult
 from worker.deletions import Deletions
 
@@ -47,3 +51,25 @@ def test_failed_deletion_is_reported_with_its_reason(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").exists()
     deletions.start([order(tmp_path / "root", 2, 1)], busy=set())
     assert "No such file" in told(deletions, 1)[0].error
+
+
+def test_an_order_that_the_platform_no_longer_gives_is_not_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retried run may have written the folder again while an earlier deletion took long."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(root_url: str, run_id: int, url: str) -> bool:
+        begun.set()
+        go_on.wait()
+        return delete_run_folder(root_url, run_id, url)
+
+    monkeypatch.setattr("worker.deletions.delete_run_folder", slow)
+    for run_id in (1, 2):
+        (tmp_path / "runs" / str(run_id)).mkdir(parents=True)
+    deletions = Deletions(tmp_path.as_uri())
+    deletions.start([order(tmp_path, 1, 1), order(tmp_path, 2, 2)], busy=set())
+    begun.wait()
+    deletions.start([order(tmp_path, 1, 1)], busy=set())
+    go_on.set()
+    assert [result.id for result in told(deletions, 1)] == [1]
+    deletions.start([], busy=set())
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["2"]

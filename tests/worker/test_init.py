@@ -143,6 +143,50 @@ def test_a_batch_that_their_devices_cannot_share_stays_and_the_devices_go(tmp_pa
     assert "not taken over: trainer.nnodes: ppo.batch_size cannot be divided" in said
 
 
+def test_a_reward_model_that_verl_switches_off_is_not_taken(tmp_path: Path) -> None:
+    text = "data: {{train_files: a, val_files: b, prompt_key: question}}\nreward_model: {{enable: {on}, model: {{path: rm}}}}"
+    spec, said = converted(tmp_path, text.format(on="true") + "\ntrainer: {test_freq: 7}")
+    assert spec.models.reward.model is not None
+    assert spec.evaluation is not None
+    assert (spec.evaluation.prompt_field, spec.evaluation.every_steps) == ("question", 7)
+    assert "reward_model." not in said
+    spec, said = converted(tmp_path, text.format(on="false"))
+    assert spec.models.reward.rule is not None
+    assert "replace the placeholder: models.reward.rule" in said
+
+
+def test_a_full_verl_configuration_with_an_unused_critic_converts(tmp_path: Path) -> None:
+    text = VERL_NESTED + "critic: {model: {path: models/critic}, optim: {lr: 1.0e-5}}\n"
+    spec, said = converted(tmp_path, text.replace("experiment_name", "test_freq: 5, experiment_name"))
+    assert spec.ppo.algorithm == "grpo"
+    assert "not taken over: critic.model.path: models.critic has no effect" in said
+
+
+def test_an_answer_about_the_reward_replaces_theirs(tmp_path: Path) -> None:
+    spec, _ = converted(tmp_path, "reward_model_path: rm", "--reward", "rule", "--reward-source", "math:score")
+    assert (spec.models.reward.rule, spec.models.reward.model) == ("math:score", None)
+
+
+def test_a_reward_without_its_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(TRL_PPO)
+    for options in (("--yes", "--reward", "model"), ("--from", tmp_path / "x.yaml", "--reward", "rule")):
+        done = oppo("init", tmp_path / "y.yaml", *options)
+        assert (done.exit_code, "needs --reward-source" in done.output) == (2, True)
+    done = oppo("init", tmp_path / "missing" / "y.yaml", "--yes")
+    assert (done.exit_code, "cannot be written: No such file or directory" in done.output) == (2, True)
+
+
+def test_options_of_a_command_line(tmp_path: Path) -> None:
+    spec, _ = converted(tmp_path, "train.py --learning_rate 1e-5 --num_ppo_epochs 4 --top_k -1 --bf16 --seed=3 max_steps=9")
+    assert (spec.ppo.learning_rate, spec.ppo.epochs, spec.seed, spec.steps) == (1e-5, 4, 3, 9)
+    assert (spec.rollout.top_k, spec.resources.dtype) == (None, "bfloat16")
+
+
+def test_a_batch_of_auto_is_left_out(tmp_path: Path) -> None:
+    spec, _ = converted(tmp_path, "{per_device_train_batch_size: auto, gradient_accumulation_steps: auto, max_steps: 3}")
+    assert spec.steps == 3
+
+
 def test_no_generations_are_refused_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("{num_generations: 0, per_device_train_batch_size: 16}")
     done = oppo("init", tmp_path / "y.yaml", "--from", tmp_path / "x.yaml")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.model_folder import may_be_hub_id
+from oppo_contract.model_folder import may_be_hub_id, split_hub_id
 from oppo_contract.sections.base import Path, Positive, Section
 from oppo_contract.spec_errors import SettingError
 
@@ -21,7 +21,9 @@ def hub_advice(path: str) -> str:
     """Advice for a path that looks like a hub model id, `owner/name`; otherwise empty."""
     if not may_be_hub_id(path):
         return ""
-    download = f"hf download {path} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
+    name, revision = split_hub_id(path)
+    option = f" --revision {revision}" if revision else ""
+    download = f"hf download {name}{option} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
     return f"; download a hub model first: {download} (or let workers do it: OPPO_ALLOW_HUB=1)"
 
 

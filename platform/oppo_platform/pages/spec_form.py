@@ -7,6 +7,7 @@ input stay as they are in the YAML.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from oppo_contract.presets import EXAMPLES, PRESETS, Preset, example_text
@@ -132,11 +133,16 @@ def example_runs(catalogue: list[CatalogueEntry]) -> list[ExampleRun]:
     return [
         ExampleRun(
             preset,
-            load_yaml(example_text(preset.example)).model_dump(mode="json"),
+            _example_spec(preset.example).model_dump(mode="json"),
             tuple((id, id in usable) for id in preset.needs),
         )
         for preset in EXAMPLES
     ]
+
+
+@cache
+def _example_spec(name: str) -> RunSpec:
+    return load_yaml(example_text(name))
 
 
 def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:

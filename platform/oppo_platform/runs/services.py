@@ -13,7 +13,7 @@ from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
-from oppo_platform.cluster.models import DeviceState
+from oppo_platform.cluster.models import CatalogueItem, DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
@@ -23,8 +23,12 @@ from oppo_platform.runs.preflight import ModelFacts, NodeOffer, hub_models, requ
 
 
 def node_offers() -> list[NodeOffer]:
-    """Resources of the connected nodes."""
-    nodes = live_nodes().prefetch_related("devices", "catalogue")
+    """Resources of the connected nodes. Models that only other nodes have are among the problems."""
+    nodes = list(live_nodes().prefetch_related("devices", "catalogue"))
+    elsewhere = (
+        CatalogueItem.objects.filter(kind="model", problem="").exclude(node__in=nodes).values_list("entry_id", "node__name")
+    )
+    away = {model: f"node {name}, which has it, is not connected" for model, name in elsewhere}
     return [
         NodeOffer(
             name=node.name,
@@ -36,7 +40,7 @@ def node_offers() -> list[NodeOffer]:
             },
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
             hub=any(c.kind == "hub" for c in node.catalogue.all()),
-            problems={c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
+            problems=away | {c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
         )
         for node in nodes
     ]

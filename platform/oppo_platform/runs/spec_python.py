@@ -16,14 +16,15 @@ from oppo_client import Client
 SPEC = {spec}
 
 client = Client()
-run = client.submit(SPEC, project={project!r})
+run = client.submit(SPEC, project={number})  # {name}
 print(run.url)
 """
 
 
 def spec_python(run: Run) -> str:
-    """Python source that submits the same spec, defaults included, to the run's project (joined)."""
-    return SNIPPET.format(spec=pformat(_plain(run), width=100, sort_dicts=False), project=run.project.name)
+    """Python source that submits the same spec, defaults included, to the run's project."""
+    spec = pformat(_plain(run), width=100, sort_dicts=False)
+    return SNIPPET.format(spec=spec, number=run.project_id, name=" ".join(run.project.name.split()))
 
 
 def _plain(run: Run) -> dict[str, Any]:

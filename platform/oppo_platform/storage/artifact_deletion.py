@@ -2,7 +2,8 @@
 
 The platform deletes folders below an artifact root on its own machine. For nodes with disks of their own, the agent of each node
 that held the run receives deletion orders with its heartbeats, and reports results (`oppo_contract.wire`). A missing folder
-counts as deleted, so repeated requests are harmless.
+counts as deleted, so repeated requests are harmless. While a run is retried its deletions wait, and one whose folder has become a
+registered checkpoint again is withdrawn.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from datetime import timedelta
 
 import structlog
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from oppo_contract import wire
 from oppo_contract.safe_delete import OutsideRootError, delete_run_folder, file_url_path
+from oppo_contract.states import ENDED
 from oppo_platform import clock
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.attempts import artifact_url
@@ -60,6 +62,7 @@ def _nodes_of(run: Run) -> list[int]:
 
 def delete_local_folders() -> int:
     """Delete due folders on this machine. Returns the number of deleted ones. Slow: call outside transactions."""
+    FolderDeletion.objects.filter(_is_checkpoint()).delete()
     if not _is_local_root():
         return 0
     done = 0
@@ -95,4 +98,10 @@ def _record(row: QuerySet[FolderDeletion], error: str) -> None:
 
 
 def _due(rows: QuerySet[FolderDeletion]) -> QuerySet[FolderDeletion]:
-    return rows.filter(Q(not_before__isnull=True) | Q(not_before__lte=clock.now())).order_by("pk")
+    retried = Exists(Run.objects.filter(pk=OuterRef("run_number")).exclude(state__in=ENDED))
+    now = Q(not_before__isnull=True) | Q(not_before__lte=clock.now())
+    return rows.filter(now, ~retried, ~_is_checkpoint()).order_by("pk")
+
+
+def _is_checkpoint() -> Exists:
+    return Exists(Checkpoint.objects.filter(url=OuterRef("url")))

@@ -49,7 +49,12 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
 
 
 def chosen_values(spec: RunSpec) -> dict[str, Chosen]:
-    """What a run will use for settings that the spec leaves empty, as far as the catalogue knows its models."""
+    """What a run will use for settings that the spec leaves empty, as far as the catalogue knows its models.
+
+    Nothing for a fork, which keeps what its checkpoint's run used.
+    """
+    if spec.fork is not None:
+        return {}
     known = {name: facts.weights for offer in node_offers() for name, facts in offer.models.items()}
     weights = {
         role: tiny_shape(model.tiny, "lm").weights if model.tiny is not None else known.get(model.path or "", 0)

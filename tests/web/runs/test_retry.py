@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from oppo_contract.safe_delete import file_url_path
 from oppo_contract.states import RunState
 from oppo_platform.alerts import evaluator
 from oppo_platform.alerts.models import Alert
-from oppo_platform.runs.attempts import describe_resume
+from oppo_platform.cluster.models import Node
+from oppo_platform.runs.attempts import artifact_url, describe_resume
 from oppo_platform.runs.lifecycle import NotPossible
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.selectors import get_run, run_summary
-from oppo_platform.storage.models import RunStorage
+from oppo_platform.storage.artifact_deletion import delete_local_folders, deletion_orders, request_deletion
+from oppo_platform.storage.models import FolderDeletion, RunStorage
 from oppo_platform.storage.trash import delete_run
 from tests.web.event_factories import register, tell_everything
 
@@ -136,3 +139,23 @@ def test_detail_that_retention_deleted_is_recorded_anew(failed):
     retry_run(run.pk, ADA)
     row = RunStorage.objects.get(run=run)
     assert (row.settled, row.detail_deleted_at) == (False, None)
+
+
+def test_a_deletion_from_before_the_retry_spares_what_the_next_attempt_saves(failed):
+    """Retention removed the checkpoint of step 6, but its folder could not be deleted yet."""
+    world, worker, run = failed
+    url = f"{artifact_url(run.pk)}/checkpoints/step-00000006"
+    file_url_path(url).mkdir()
+    request_deletion(run, url, 1000)
+    retry_run(run.pk, ADA)
+    assert (delete_local_folders(), deletion_orders(Node.objects.get())) == (0, [])
+    attempt_id = start_again(world, worker, run)
+    told = {"epoch": 2, "step": 6, "url": url, "manifest_sha256": "0" * 64, "bytes": 1000}
+    assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+    fail(worker, attempt_id, 2)
+    run.refresh_from_db()
+    assert run.state == "failed"
+    assert deletion_orders(Node.objects.get()) == []
+    delete_local_folders()
+    assert file_url_path(url).exists()
+    assert not FolderDeletion.objects.exists()

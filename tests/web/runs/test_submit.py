@@ -2,9 +2,10 @@
 
 import pytest
 
-from oppo_contract.spec import MAX_SPEC_BYTES
+from oppo_contract.spec import MAX_SPEC_BYTES, load_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.scheduling.cycle import run_cycle
+from oppo_platform.usecases.check_spec import chosen_values
 
 TINY = {"tiny": {"context": 1024}}
 
@@ -115,6 +116,17 @@ def test_a_hub_model_goes_to_a_worker_that_may_download_it(world, browser, make_
     run_cycle()
     run = Run.objects.get()
     assert (run.state, [a.node.name for a in run.attempts.all()]) == ("allocated", ["node2"])
+
+
+def test_a_model_of_a_disconnected_worker_is_not_looked_for_on_the_hub(world, browser, make_spec, base_catalogue, make_entry):
+    """A hub's model of this name would be another one."""
+    world.worker("node1", catalogue=[*base_catalogue, make_entry("acme/policy", task="causal_lm")])
+    spec = make_spec(models=models(actor="acme/policy"))
+    assert send(browser, spec=spec).status_code == 201
+    world.clock.advance(3600)
+    world.worker("node2", catalogue=[*base_catalogue, {"id": "any model", "kind": "hub", "bytes": 0}])
+    refused = send(browser, spec=spec).json()["errors"]
+    assert [told["message"] for told in refused] == ["cannot be used: node node1, which has it, is not connected"]
 
 
 def test_prompts_in_no_catalogue(world, browser, make_spec):
@@ -279,3 +291,5 @@ def test_what_a_run_will_use_for_empty_settings_is_told_with_the_reason(world, b
     assert chosen(models=models(actor="smol") | {"lora": {}})["ppo.learning_rate"]["value"] == 3e-4
     assert "ppo.learning_rate" not in chosen(models=models(), ppo={"learning_rate": 1e-5})
     assert chosen(models=models()).keys() == {"overlap.chunk.size"}, "an older worker tells no number of weights"
+    fork = load_spec(make_spec(models=models(actor="smol"), fork={"run": 1, "step": 1}))
+    assert chosen_values(fork) == {}, "a fork keeps what its checkpoint's run used"

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Sequence
 from oppo_platform.scheduling.policy.placement import ClusterDevices, NodeDevices, may_use
 from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
 
-KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts", "hub": "OPPO_ALLOW_HUB=1 for"}
+NEEDS = {
+    "model": "has the model {id}",
+    "prompts": "has the prompts {id}",
+    "hub": "may download models from a hub (OPPO_ALLOW_HUB=1)",
+}
 
 
 def partition(
@@ -130,7 +134,7 @@ def _infeasible(run: WaitingRun, nodes: Sequence[Node], groups: Sequence[NodeDev
     """Why these nodes cannot hold the run; `word`: their common state."""
     for need in sorted(run.needs):
         if all(need not in node.offers for node in nodes):
-            text = f"No {word} worker has {KINDS_OF_NEED.get(need[0], need[0])} {need[1]}."
+            text = f"No {word} worker {NEEDS.get(need[0], '{kind} {id}').format(kind=need[0], id=need[1])}."
             return Reason("missing", text, {"kind": need[0], "id": need[1]}, None, "Connect a worker that has it.")
     groups = [b for b in groups if run.needs <= b.node.offers and (run.home is None or run.home[0] == b.node.node_id)]
     if not groups:
