@@ -25,8 +25,9 @@ from oppo_contract.model_folder import (
     link_problem,
     read_config,
     tokenizer_digest,
+    weight_files,
 )
-from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of
+from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of, split_names
 from oppo_contract.wire import ANY_HUB_MODEL, MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
@@ -93,7 +94,8 @@ class Catalogue:
                 subfolders[:] = []  # files below a model folder belong to the model
                 yield from self._describe("model", here, root)
                 continue
-            if here != root and len(files) > 1 and all(SHARD.search(name) and Path(name).suffix in FORMATS for name in files):
+            parts = here != root and len(files) > 1 and all(SHARD.search(name) and Path(name).suffix in FORMATS for name in files)
+            if parts and len(split_names(files)) == 1:
                 yield from self._describe("prompts", here, root)
             for name in sorted(files):
                 if Path(name).suffix in FORMATS:
@@ -124,7 +126,7 @@ class Catalogue:
         check_model_files(folder, self.roots)
         _stat_regular(folder / "config.json")
         config = read_config(folder)
-        sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors"]
+        sizes = [file.stat().st_size for file in weight_files(folder)]
         tokenizer = folder / "tokenizer.json"
         digest = self._cached(tokenizer, tokenizer_digest) if tokenizer.is_file() else ""
         architecture, task, context, vocab = _parse_config(config)

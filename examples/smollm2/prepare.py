@@ -40,17 +40,29 @@ def prepare(out: Path, seed: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, records in TASKS.items():
         for part, chosen in zip(("", "-heldout"), split(records(), seed), strict=True):
-            lines = "".join(json.dumps(record) + "\n" for record in chosen)
-            (out / f"{name}{part}.jsonl").write_text(lines, encoding="utf-8")
-    if (out / "model").exists():
+            write_missing(out / f"{name}{part}.jsonl", "".join(json.dumps(record) + "\n" for record in chosen))
+    if not (out / "model").exists():
+        make_model(out)
+    write_missing(out / "model" / "README.md", CARD)
+
+
+def write_missing(file: Path, text: str) -> None:
+    """Write a file that does not exist; an interrupt leaves none or all of it."""
+    if file.exists():
         return
+    draft = file.with_name(f".{file.name}.partial")
+    draft.write_text(text, encoding="utf-8")
+    draft.rename(file)
+
+
+def make_model(out: Path) -> None:
+    """Download the weights and convert them into `out`/model."""
     with tempfile.TemporaryDirectory(prefix=".download-", dir=out) as scratch:
         weights = download(Path(scratch))
         say(80, "converting the weights from GGUF to safetensors")
         from oppo_core.models.convert import convert_model
 
         count = convert_model(weights, out / "model")
-        (out / "model" / "README.md").write_text(CARD)
     say(100, f"{count / 1e6:.1f} M weights converted")
 
 

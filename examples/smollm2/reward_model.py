@@ -45,8 +45,8 @@ def train(folder: Path, threads: int, say: Say, seed: int = 0) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     actor = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     trained, unseen = (
-        label(tokenizer, sample(actor, tokenizer, read_prompts(folder / f"{name}.jsonl"), say, name))
-        for name in ("notes", "notes-heldout")
+        label(tokenizer, sample(actor, tokenizer, read_prompts(folder / f"{name}.jsonl"), say, name, first))
+        for name, first in (("notes", 0), ("notes-heldout", 25))
     )
     reward = LlamaForSequenceClassification.from_pretrained(folder / "model", dtype=torch.float32, num_labels=1)
     torch.nn.init.zeros_(reward.score.weight)
@@ -62,12 +62,15 @@ def read_prompts(file: Path) -> list[Any]:
 
 
 @torch.no_grad()
-def sample(actor: Any, tokenizer: Any, prompts: list[Any], say: Say, name: str) -> list[tuple[list[int], list[int]]]:
-    """Token ids of (prompt, response) for `SAMPLES` responses to each chat prompt, with their end-of-sequence token."""
+def sample(actor: Any, tokenizer: Any, prompts: list[Any], say: Say, name: str, first: int) -> list[tuple[list[int], list[int]]]:
+    """Token ids of (prompt, response) for `SAMPLES` responses to each chat prompt, with their end-of-sequence token.
+
+    `first`: progress at the beginning, percent.
+    """
     texts = [tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in prompts] * SAMPLES
     rows: list[tuple[list[int], list[int]]] = []
     for start in range(0, len(texts), SAMPLING_ROWS):
-        say(50 * start // len(texts), f"sampling responses of {name}")
+        say(first + 25 * start // len(texts), f"sampling responses of {name}")
         batch = tokenizer(texts[start : start + SAMPLING_ROWS], return_tensors="pt", padding=True, padding_side="left")
         width = batch.input_ids.shape[1]
         drawn_NT = actor.generate(

@@ -262,7 +262,8 @@ def check_reward(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: lis
     without_models = spec.model_copy(update={"models": spec.models.model_copy(update={"reward": RewardSpec(parts=sources)})})
     device = torch.device("cpu")
     rewards = RewardBuilder(without_models, roots, DTYPES[spec.resources.dtype], device, lambda network: None).rewards()
-    answer = Answer(0, prompt, [*prompt[:SAMPLE_TOKENS], codec.eos], codec)
+    turns = rewards.conversations.messages(prompt)
+    answer = Answer(0, prompt, [*prompt[:SAMPLE_TOKENS], codec.eos], codec, messages=turns)
     try:
         for part in rewards.parts:
             assert part.finished is not None

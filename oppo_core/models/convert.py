@@ -28,19 +28,24 @@ def convert_model(source: Path, out: Path, dtype: str = "float32") -> int:
         dtype: a key of `DTYPES`.
 
     Raises:
-        ModelFolderError: `source` has no such weights, `out` exists already, or transformers cannot read the model.
+        ModelFolderError: `source` has no such weights or not all of them, `out` exists already, or transformers cannot read the
+            model.
     """
     if out.exists():
         raise ModelFolderError(f"{out} exists already; name a folder that does not")
     folder, gguf = _find_weights(source)
     from_gguf: dict[str, Any] = {"gguf_file": gguf.name} if gguf else {}
-    given: dict[str, Any] = from_gguf or {"use_safetensors": False, "trust_remote_code": False}
+    given: dict[str, Any] = from_gguf or {"use_safetensors": False}
     kind = AutoModelForSequenceClassification if gguf is None and _is_classifier(folder) else AutoModelForCausalLM
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **from_gguf)
-        model = kind.from_pretrained(folder, dtype=DTYPES[dtype], **given)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **from_gguf)
+        model, loaded = kind.from_pretrained(
+            folder, dtype=DTYPES[dtype], trust_remote_code=False, output_loading_info=True, **given
+        )
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, UnpicklingError) as error:
         raise ModelFolderError(f"{gguf or folder} cannot be converted: {error}") from error
+    if lacking := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):  # initialised at random
+        raise ModelFolderError(f"{gguf or folder} cannot be converted: it lacks the weights {', '.join(lacking[:5])}")
     return _write(_unquantized(model), tokenizer, out)
 
 

@@ -22,6 +22,7 @@ from oppo_contract.spec import RunSpec, load_stored_spec
 
 # Weights, configuration and tokenizer of the main folder; never pickles or code.
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+IGNORED = ["*/*", "consolidated*.safetensors", "adapter_model.safetensors"]  # the same weights in another layout, or adapters
 TIMEOUT_S = 30.0
 REPORT_INTERVAL_S = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -32,7 +33,7 @@ def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None, say:
     """The spec with every hub id pinned to a commit whose files are on this disk.
 
     Args:
-        saved: the spec of the checkpoint to resume from; its commits are used again.
+        saved: the spec of the checkpoint to resume from; its commits are used again, also where a branch has moved since.
         say: gets a line about the progress of a download when it begins and every `REPORT_INTERVAL_S`.
 
     Raises:
@@ -44,7 +45,7 @@ def pin_hub_models(spec: RunSpec, roots: list[Path], saved: RunSpec | None, say:
 
     def pin(place: Place, path: str) -> str:
         known = before.get(place, "")
-        if is_pinned(known) and split_hub_id(known)[0] == split_hub_id(path)[0]:
+        if is_pinned(known) and split_hub_id(known)[0] == split_hub_id(path)[0] and not is_pinned(path):
             path = known
         try:
             find(path, roots)
@@ -101,7 +102,7 @@ def _download(path: str, roots: list[Path], say: Callable[[str], None]) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process of the machine downloads it, the others wait
             if not folder.exists():
                 draft = folder.with_name(f".{commit}.partial")  # hidden from the catalogue; an interrupted download continues
-                chosen: Any = {"revision": commit, "local_dir": draft, "allow_patterns": FILES, "ignore_patterns": ["*/*"]}
+                chosen: Any = {"revision": commit, "local_dir": draft, "allow_patterns": FILES, "ignore_patterns": IGNORED}
                 size = sum(file.file_size for file in snapshot_download(name, dry_run=True, **chosen))
                 with _reported(f"{name}@{commit}", draft, size, say):
                     snapshot_download(name, **chosen)

@@ -47,6 +47,8 @@ def load_reference(spec: RunSpec, roots: list[Path], device: torch.device, base:
     if base is not None:
         use_shared_weights(network, base)
     check_contexts(spec, network)
+    for weight in network.parameters():
+        weight.requires_grad_(False)
     return network
 
 

@@ -155,9 +155,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold a model's weights: those of its index, or model.safetensors, otherwise all.
+
+    Raises:
+        ModelFolderError: the index is no JSON object with a `weight_map`.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = {str(Path(name).name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelFolderError(f"{index} is not an index of weights: {error!r}") from None
+    return [folder / name for name in sorted(names)]
+
+
 def count_weights(folder: Path) -> int:
-    """Numbers in a folder's safetensors files, from their headers. Raises ModelFolderError when there are no such files."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Numbers in a model's safetensors files, from their headers. Raises ModelFolderError when there are no such files."""
+    files = weight_files(folder)
     if not files:
         raise ModelFolderError(f"{folder} has no safetensors; other weight files are never opened")
     count = 0

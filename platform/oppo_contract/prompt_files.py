@@ -20,15 +20,23 @@ def format_of(file: Path) -> str:
     return FORMATS.get(file.suffix, JSON_LINES)
 
 
+def split_names(files: list[str]) -> set[str]:
+    """Names of the sets whose parts these files are, as `train` of `train-00001-of-00002.parquet`; other files have none."""
+    return {SHARD.sub("", name) for name in files if SHARD.search(name)}
+
+
 def expand(paths: list[Path]) -> list[Path]:
     """The files of a set of prompts, in order: files as given, folders by their files in order of name.
 
     Raises:
-        PromptFilesError: a folder holds no such file, a file is given twice, or the files have several formats.
+        PromptFilesError: a folder holds no such file or the parts of several sets (as `train` and `test`), a file is given twice,
+            or the files have several formats.
     """
     files: list[Path] = []
     for path in paths:
         inside = sorted(file for file in path.iterdir() if file.suffix in FORMATS) if path.is_dir() else [path]
+        if len(splits := sorted(split_names([file.name for file in inside]))) > 1:
+            raise PromptFilesError(f"{path} holds the files of several sets, {', '.join(splits)}; list the files of one")
         if not inside:
             raise PromptFilesError(f"{path} holds no prompts file ({', '.join(FORMATS)})")
         files += inside

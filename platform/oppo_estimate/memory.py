@@ -80,7 +80,8 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
                 items.append(_kv_cache("vLLM: keys and values", actor.shape, slots, columns, dtype_bytes))
         else:
             items.append(_kv_cache("actor: keys and values", actor.shape, slots, columns, dtype_bytes))
-            items.append(_sampling(actor.shape, slots, dtype_bytes))
+            rows = slots if spec.evaluation is None else max(slots, evaluation_rows(spec, spec.evaluation.count))
+            items.append(_sampling("actor: sampling", actor.shape, rows, dtype_bytes))
         items += _optional_items(spec, actor, columns, text_tokens)
     if gpu:
         items.append(Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, fragmentation"))
@@ -96,6 +97,9 @@ def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -
         return
     if role.own:
         yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B")
+    frozen_head = name == "reference" or (name == "actor" and spec.models.lora is not None)
+    if frozen_head and role.own and not gpu and dtype_bytes < 4:
+        yield Item(f"{name}: head in float32", shape.vocab * shape.width * 4, f"{shape.vocab:,} × {shape.width:,} × 4 B")
     if role.caches and name != "actor" and spec.overlap.intra_step == "per_chunk":
         yield _kv_cache(f"{name}: keys and values", shape, slots, columns, dtype_bytes)
     if role.trained:
@@ -117,6 +121,8 @@ def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) 
     if spec.evaluation is not None:
         rows = evaluation_rows(spec, spec.evaluation.count)
         yield _kv_cache("evaluation: keys and values", actor.shape, rows, columns, dtype_bytes)
+        if spec.rollout.backend == "vllm":
+            yield _sampling("evaluation: sampling", actor.shape, rows, dtype_bytes)
 
 
 def evaluation_rows(spec: RunSpec, prompts: int) -> int:
@@ -158,9 +164,9 @@ def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:
     return Item("vLLM", max(0, size - reused), arithmetic)
 
 
-def _sampling(shape: Shape, rows: int, dtype_bytes: int) -> Item:
+def _sampling(name: str, shape: Shape, rows: int, dtype_bytes: int) -> Item:
     per_entry = dtype_bytes + SAMPLED_PER_ENTRY * max(4, dtype_bytes) + 8
-    return Item("actor: sampling", rows * shape.vocab * per_entry, f"{rows} rows × {shape.vocab:,} words × {per_entry} B")
+    return Item(name, rows * shape.vocab * per_entry, f"{rows} rows × {shape.vocab:,} words × {per_entry} B")
 
 
 def _training_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> list[Item]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from examples.smollm2.prepare import prepare
 from examples.smollm2.reward_model import UPPER_BLOCKS, Labelled, fit
 from examples.smollm2.tasks import HELD_OUT, TASKS, TRAINED, split
 from oppo_bench.studies.learning import EXAMPLES
-from oppo_bench.studies.real_model import GOALS, Goal, outcome, results, sequential
+from oppo_bench.studies.real_model import GOALS, Goal, in_standard_errors, outcome, results, sequential
 from oppo_contract.events import Sample, SamplesEvent, StepEvent
 from oppo_contract.yaml_text import load_yaml
 from oppo_core.rules.math import verify
@@ -92,3 +95,17 @@ def test_scores_are_compared_prompt_by_prompt() -> None:
     assert {row.name for row in results("sentiment", [run], [run])} >= {
         "sentiment/seed0/rise_se", "sentiment/seed0/minutes", "sentiment/seed0/kl", "sentiment/sequential_over_oppo",
     }  # fmt: skip
+
+
+def test_equal_rises_have_no_standard_error() -> None:
+    assert in_standard_errors([0.0, 0.0]) == 0.0
+    assert in_standard_errors([1.0, 1.0]) == math.inf
+
+
+def test_prompts_that_exist_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "notes.jsonl").write_text("mine\n")
+    prepare(tmp_path, seed=1)
+    assert (tmp_path / "notes.jsonl").read_text() == "mine\n"
+    assert len((tmp_path / "notes-heldout.jsonl").read_text().splitlines()) == HELD_OUT
+    assert "apache-2.0" in (tmp_path / "model" / "README.md").read_text()

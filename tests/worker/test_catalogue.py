@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import structlog
 
-from oppo_contract.model_folder import ModelFolderError, check_links, find, find_model, tokenizer_digest
+from oppo_contract.model_folder import ModelFolderError, check_links, count_weights, find, find_model, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
@@ -376,3 +376,30 @@ def test_a_link_inside_a_model_folder_leads_to_a_file_below_the_roots(root: Path
         assert said.startswith(f"{link} is a link to {target}, {problem}")
         with pytest.raises(ModelFolderError, match=re.escape(said)):
             find_model("qwen", [root])
+
+
+def test_weights_of_a_second_layout_are_not_counted(root: Path) -> None:
+    folder = root / "qwen"
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    for name in ("model-2-of-2.safetensors", "consolidated.safetensors"):
+        shutil.copy(folder / "model-1-of-2.safetensors", folder / name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}))
+    assert count_weights(folder) == 12
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    assert {entry.id: (entry.weights, entry.bytes) for entry in catalogue.entries}["qwen"] == (12, 2 * len(WEIGHTS))
+    index.write_text("{}")
+    with pytest.raises(ModelFolderError, match="is not an index of weights"):
+        count_weights(folder)
+
+
+def test_the_parts_of_two_splits_are_not_offered_as_one_set(root: Path) -> None:
+    (root / "gsm").mkdir()
+    for name in ("train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"):
+        (root / "gsm" / name).write_text('{"prompt": "a"}\n')
+    catalogue = Catalogue([root])
+    catalogue.refresh()
+    ids = {entry.id for entry in catalogue.entries}
+    assert {"gsm/train-00000-of-00001.jsonl", "gsm/test-00000-of-00001.jsonl"} <= ids
+    assert "gsm" not in ids

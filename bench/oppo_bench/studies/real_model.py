@@ -67,7 +67,7 @@ def outcome(seed: int, events: Sequence[Event], seconds: float) -> Outcome:
         if isinstance(event, SamplesEvent):
             held_out = {sample.sequence_id: sample for sample in event.samples if sample.held_out}
             if held_out:
-                evaluated[event.step] = held_out
+                evaluated.setdefault(event.step, {}).update(held_out)  # a large evaluation has several events
     first, last = evaluated[min(evaluated)], evaluated[max(evaluated)]
     pairs = [(first[prompt], last[prompt]) for prompt in sorted(first)]
     rises = [after.score - before.score for before, after in pairs]
@@ -75,9 +75,15 @@ def outcome(seed: int, events: Sequence[Event], seconds: float) -> Outcome:
     kls = [event.metrics["objective/kl"] for event in steps[-max(1, len(steps) // 10) :]]
     return Outcome(
         seed, statistics.mean(before.score for before, _ in pairs), statistics.mean(after.score for _, after in pairs),
-        statistics.mean(rises) / (statistics.stdev(rises) / math.sqrt(len(rises))), seconds / 60, statistics.mean(kls),
-        statistics.median(event.metrics["timing_s/step"] for event in steps[1:]), pairs,
+        in_standard_errors(rises), seconds / 60, statistics.mean(kls),
+        statistics.median(event.metrics["timing_s/step"] for event in steps[1:] or steps), pairs,
     )  # fmt: skip
+
+
+def in_standard_errors(rises: Sequence[float]) -> float:
+    """Mean of paired differences in units of its standard error; infinite where all are equal and not 0."""
+    mean, error = statistics.mean(rises), statistics.stdev(rises) / math.sqrt(len(rises))
+    return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
 
 
 def train(spec: RunSpec, seed: int, models: Path, out: Path) -> Outcome:
@@ -136,9 +142,9 @@ def main() -> int:
                     flush=True,
                 )
             print_samples(outcomes[-1])
-    settings = {"task": options.task, "seeds": options.seeds, "steps": spec.steps, "dtype": spec.resources.dtype}
-    if options.json:
-        write(options.json, document("real_model", machine, settings, results(options.task, outcomes, without)))
+            if options.json:  # after each seed: a later one may fail
+                settings = {"task": options.task, "seeds": len(outcomes), "steps": spec.steps, "dtype": spec.resources.dtype}
+                write(options.json, document("real_model", machine, settings, results(options.task, outcomes, without)))
     good = sum(run.good(goal, limit) for run in outcomes)
     print(f"{good} of {len(outcomes)} seeds rose by more than {RISE_WANTED_SE:g} standard errors within {goal.minutes:g} minutes")
     return 0 if good >= math.ceil(len(outcomes) * goal.of_three / 3) else 1

@@ -294,6 +294,24 @@ def test_estimate_counts_what_vllm_takes(world: Any) -> None:
     assert "vLLM" not in {item.name for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
 
 
+def test_estimate_counts_the_evaluation_and_the_heads_in_float32(world: Any) -> None:
+    """More rows are evaluated together than are in flight; a CPU multiplies by a float32 copy of a frozen bfloat16 head."""
+    shape = Shape(10**6, 2, 16, 1000, 96, 64)
+    roles = [Role("actor", shape, 10**6), Role("reference", shape)]
+    many = {"rollout": {"max_prompt_tokens": 16, "max_new_tokens": 16}, "evaluation": {"prompts": "p.jsonl", "count": 512}}
+    items = {item.name: item.arithmetic for item in memory_items(world.spec(many), roles, 9)}
+    assert items["actor: sampling"].startswith("512 rows × 1,000 words")
+    vllm = world.spec(many, {"rollout": {"backend": "vllm"}, "ppo": {"tis": "all"}, "resources": {"dtype": "bfloat16"}})
+    assert "evaluation: sampling" in {item.name for item in memory_items(vllm, roles, 9, gpu=80 * 2**30)}
+    low = world.spec({"resources": {"dtype": "bfloat16"}})
+    heads = {item.name: item.size for item in memory_items(low, roles, 9) if "head" in item.name}
+    assert heads == {"reference: head in float32": 1000 * 16 * 4}
+    adapted = world.spec({"resources": {"dtype": "bfloat16"}, "models": {"lora": {}}})
+    shared = [Role("actor", shape, 10**4), Role("reference", shape, own=False)]
+    assert [item.name for item in memory_items(adapted, shared, 9) if "head" in item.name] == ["actor: head in float32"]
+    assert not [item for item in memory_items(low, roles, 9, gpu=80 * 2**30) if "head" in item.name]
+
+
 def test_a_pass_holds_no_more_than_the_rows_of_a_mini_batch(world: Any) -> None:
     """SmolLM2-135M, both models trained in float32 with default settings of the PPO step, fits into 24 GB."""
     shape = Shape(134_515_008, 30, 576, 49_152, 8192, 2 * 30 * 3 * 64)

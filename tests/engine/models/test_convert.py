@@ -103,3 +103,14 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     write_pytorch(tmp_path / "old", LlamaForCausalLM(llama()))
     status, output = convert(tmp_path / "old", tmp_path)
     assert (status, "exists already" in output) == (2, True), output
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    model = LlamaForSequenceClassification(llama())
+    write_pytorch(tmp_path / "old", model)
+    weights = model.state_dict()
+    del weights["score.weight"]
+    torch.save(weights, tmp_path / "old" / "pytorch_model.bin")
+    status, output = convert(tmp_path / "old", tmp_path / "new")
+    assert (status, "lacks the weights score.weight" in output) == (2, True), output
+    assert not (tmp_path / "new").exists()

@@ -27,7 +27,8 @@ NAME = "small-lab/actor"
 def hub(world: Any) -> Iterator[Hub]:
     """Two commits of the world's actor, with files that are never downloaded."""
     files = {file.name: file.read_bytes() for file in (world.folder / "actor").iterdir()}
-    files |= {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "onnx/model.json": b"{}"}
+    others = {"consolidated.safetensors": b"the same again", "pytorch_model.bin": b"pickle", "modeling.py": b"code"}
+    files |= others | {"onnx/model.json": b"{}"}
     with serve(Hub({NAME: [files | {"README.txt": b"first"}, files | {"README.txt": b"second"}]})) as hub:
         yield hub
 
@@ -64,6 +65,10 @@ def test_a_hub_model_is_downloaded_once_pinned_and_kept_by_a_resumed_run(world: 
     assert resumed[-1].outcome == "succeeded", resumed[-1].reason
     assert [event.commits for event in resumed if event.kind == "started"] == [pinned]
     assert hub.asked == [], "the recorded commit is on the disk"
+    elsewhere = {"path": f"{NAME}@{Hub.commit(0)}", "steps": 2}
+    refused = train(world, hub, root, tmp_path / "other", "--resume-from", checkpoint, **elsewhere)
+    assert refused[-1].outcome == "failed"
+    assert "models" in refused[-1].reason
     shutil.rmtree(tmp_path / "run")
     older = train(world, hub, root, tmp_path / "run", path=f"{NAME}@{Hub.commit(0)}")
     assert {event.commits["actor"] for event in older if event.kind == "started"} == {f"{NAME}@{Hub.commit(0)}"}

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from oppo_core.engine.preflight import preflight
 from tests.engine.rewards.rule_packages import RULES, install
 
 TALK = [{"role": "system", "content": "w1 w2"}, {"role": "user", "content": "w3", "name": "ada"}]
@@ -47,3 +48,11 @@ def test_a_rule_scores_the_turns_in_the_scorers_process(world: Any, tmp_path: Pa
     run = world.run(world.spec(changes), tmp_path / "run", inline=True)
     scores = {s.prompt: s.score for event in run.events if event.kind == "samples" for s in event.samples}
     assert scores == {"w3": 2.0, "w5 w6": 4.0, "w7": 0.0, "w0 w1": 0.0}
+
+
+def test_the_check_before_a_run_gives_a_rule_the_turns_too(world: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    install(tmp_path, "rules-of-turns", "rules_of_turns", RULES, {"test:last": "last_turn"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = chatty(world, tmp_path)
+    changes["models"]["reward"] = {"model": None, "rule": "test:last"}
+    assert preflight(world.spec(changes), [world.folder]).errors == []

@@ -134,6 +134,10 @@ def test_a_list_of_several_formats_and_an_empty_folder_are_refused(world: Any, t
     assert said in error([lines, table])
     assert "Parquet (a.parquet) and JSON Lines (a.jsonl)" in error([table, lines])
     assert error([lines, lines]) == f"{lines} is given twice"
+    (tmp_path / "both").mkdir()
+    for name in ("train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"):
+        write(tmp_path / "both" / name, [{"prompt": "x"}])
+    assert f"{tmp_path}/both holds the files of several sets, test, train; list the files of one" in error(str(tmp_path / "both"))
     (tmp_path / "none").mkdir()
     assert error(str(tmp_path / "none")).startswith(f"{tmp_path}/none holds no prompts file (.jsonl, .parquet, ")
 
