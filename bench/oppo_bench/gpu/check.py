@@ -51,11 +51,12 @@ def findings(models: ModelSet, load: Load, kind: type[Decoder]) -> list[Finding]
         if role == "reference":
             found.append(greedy(exact, kind, tokens, "float32", 0.0))
         found.append(streamed(exact, role, load, "float32"))
-        if role == "reference" and all(weight.requires_grad for weight in exact.parameters()):
-            found.append(gradients(exact, load))
         del exact
         if load.size.dtype != "float32":
             found.append(streamed(models.networks[role], role, load, load.size.dtype))
+    actor = models.networks["actor"]
+    if all(weight.requires_grad for weight in actor.parameters()):  # without adapters
+        found.append(gradients(exactly(actor), load))
     if load.size.dtype != "float32":
         found.append(greedy(models.networks["reference"], kind, tokens, load.size.dtype, None))
     return found
