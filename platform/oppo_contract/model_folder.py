@@ -159,7 +159,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold a model's weights: those of its index, or model.safetensors, otherwise all.
 
     Raises:
-        ModelFolderError: the index is no JSON object with a `weight_map`.
+        ModelFolderError: the index is no JSON object with a `weight_map`, or names a file that is missing.
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.exists():
@@ -167,10 +167,13 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         return sorted(folder.glob("*.safetensors"))
     try:
-        names = {str(Path(name).name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        names = {Path(name).name for name in json.loads(index.read_bytes())["weight_map"].values()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelFolderError(f"{index} is not an index of weights: {error!r}") from None
-    return [folder / name for name in sorted(names)]
+    files = [folder / name for name in sorted(names)]
+    if missing := [file.name for file in files if not file.exists()]:
+        raise ModelFolderError(f"{folder} lacks {missing[0]}, which {index.name} names; copy it again")
+    return files
 
 
 def count_weights(folder: Path) -> int:

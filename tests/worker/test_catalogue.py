@@ -389,6 +389,9 @@ def test_weights_of_a_second_layout_are_not_counted(root: Path) -> None:
     catalogue = Catalogue([root])
     catalogue.refresh()
     assert {entry.id: (entry.weights, entry.bytes) for entry in catalogue.entries}["qwen"] == (12, 2 * len(WEIGHTS))
+    (folder / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(ModelFolderError, match="lacks model-2-of-2"):
+        count_weights(folder)
     index.write_text("{}")
     with pytest.raises(ModelFolderError, match="is not an index of weights"):
         count_weights(folder)

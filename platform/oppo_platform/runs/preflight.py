@@ -135,12 +135,12 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
 
 def hub_models(spec: RunSpec, offers: Sequence[NodeOffer]) -> set[str]:
     """Models of the spec that are in no catalogue, and that a worker downloads from a hub."""
+    if not any(offer.hub for offer in offers):
+        return set()
     listed = {name for offer in offers for name in (*offer.models, *offer.problems)}
     ids = {required.id for required in required_models(spec)} - listed
     # The ids of examples look like those of a hub.
-    return (
-        {name for name in ids if may_be_hub_id(name) and not command_for(name)} if any(offer.hub for offer in offers) else set()
-    )
+    return {name for name in ids if may_be_hub_id(name) and not command_for(name)}
 
 
 def _unknown(path: str, given: str, known: list[str], noun: str, problems: Mapping[str, str]) -> SpecProblem:

@@ -25,10 +25,8 @@ from oppo_platform.runs.preflight import ModelFacts, NodeOffer, hub_models, requ
 def node_offers() -> list[NodeOffer]:
     """Resources of the connected nodes. Models that only other nodes have are among the problems."""
     nodes = list(live_nodes().prefetch_related("devices", "catalogue"))
-    elsewhere = (
-        CatalogueItem.objects.filter(kind="model", problem="").exclude(node__in=nodes).values_list("entry_id", "node__name")
-    )
-    away = {model: f"node {name}, which has it, is not connected" for model, name in elsewhere}
+    others = CatalogueItem.objects.filter(kind="model", problem="").exclude(node__in=nodes).values_list("entry_id", "node__name")
+    disconnected = {model: f"node {name}, which has it, is not connected" for model, name in others}
     return [
         NodeOffer(
             name=node.name,
@@ -40,7 +38,7 @@ def node_offers() -> list[NodeOffer]:
             },
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
             hub=any(c.kind == "hub" for c in node.catalogue.all()),
-            problems=away | {c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
+            problems=disconnected | {c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
         )
         for node in nodes
     ]

@@ -150,8 +150,8 @@ def test_a_deletion_from_before_the_retry_spares_what_the_next_attempt_saves(fai
     retry_run(run.pk, ADA)
     assert (delete_local_folders(), deletion_orders(Node.objects.get())) == (0, [])
     attempt_id = start_again(world, worker, run)
-    told = {"epoch": 2, "step": 6, "url": url, "manifest_sha256": "0" * 64, "bytes": 1000}
-    assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+    checkpoint = {"epoch": 2, "step": 6, "url": url, "manifest_sha256": "0" * 64, "bytes": 1000}
+    assert worker.attempt(attempt_id, "checkpoints", checkpoint).status_code == 200
     fail(worker, attempt_id, 2)
     run.refresh_from_db()
     assert run.state == "failed"
