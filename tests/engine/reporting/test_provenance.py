@@ -70,6 +70,18 @@ def test_the_started_event_has_it(world: Any, tmp_path: Path) -> None:
     assert ["--root", str(world.folder)] == shlex.split(made_of.command)[5:7]
 
 
+def test_a_run_goes_on_without_it(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(folder: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(provenance, "fingerprint", unreadable)
+    status, events = world.main(world.tree({"steps": 1}), tmp_path / "run")
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    assert [event.provenance for event in events if event.kind == "started"] == [None]
+    lines = [line for event in events if event.kind == "log" for line in event.lines]
+    assert any(line.startswith("The run's provenance is not recorded: [Errno 13]") for line in lines)
+
+
 def test_versions_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "PACKAGES", {"oppo": "oppo-platform", "none": "no-such-package"})
     assert set(dict(provenance._versions())) == {"oppo"}
