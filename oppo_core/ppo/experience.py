@@ -34,7 +34,7 @@ class Experience:
     raw_scores: Tensor  # [B], from the reward model or rule
     moments: ScoreMoments  # of all raw scores so far, including these
     scores: Tensor  # [B], after normalization, scaling, penalties and clipping
-    kl: Tensor
+    kl: Tensor  # log-ratio of proximal to reference policy (k1), whatever the penalty's estimator
     rewards: Tensor
     raw_advantages: Tensor
     advantages: Tensor
@@ -76,11 +76,13 @@ def build_experience(
     lengths = torch.tensor([s.length for s in batch])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
-    kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
+    # Reported as k1: it is unbiased as k3 is, but in k3 one sampled token that the policy gives 1e-5 counts e^11 nats.
+    kl = kl_estimate(proximal_logp, reference_logp, "k1") * mask
+    penalty = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
     raw_B = raw_scores(batch, scored)
     moments = before.updated(raw_B)
     scores = shaped_scores(raw_B, batch, ppo, moments)
-    rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
+    rewards = shape_rewards(scores, penalty, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
     rewards = scale_to_unit_variance(rewards, mask) if ppo.whiten_rewards else rewards
     raw, returns = advantages_and_returns(rewards, values, mask, ppo)
     corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]

@@ -25,8 +25,8 @@ class Kl(Section):
     coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
     estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
         "k1",
-        description="Per-token estimator: k1 log-ratio, k2 half its square, k3 unbiased with low variance, k3+ value of k3 with"
-        " the gradient of k2. k1 only in the reward, k3+ only in the loss.",
+        description="Per-token estimator: k1 log-ratio, k2 half its square, k3 unbiased, with low variance near the"
+        " reference, k3+ value of k3 with the gradient of k2. k1 only in the reward, k3+ only in the loss.",
     )
     placement: Literal["reward", "loss"] = Field(
         "reward", description="Subtract it from the per-token reward, or add it to the policy loss."

@@ -250,13 +250,13 @@ class Oracle:
         for answer, raw in zip(batch, told.raw, strict=True):
             proximal = self.logprobs(self.history[version], answer)
             reference = self.logprobs(self.reference, answer)
-            kl = kl_of(proximal - reference, ppo.kl.estimator).tolist()
+            penalty = kl_of(proximal - reference, ppo.kl.estimator).tolist()
             score = self.shaped(raw, answer)
-            rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in kl]
+            rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in penalty]
             rewards[-1] += score
             told.scores.append(score)
             told.rewards.append(rewards)
-            told.kl.append(kl)
+            told.kl.append(kl_of(proximal - reference, "k1").tolist())
             told.proximal.append(proximal.tolist())
             told.reference.append(reference.tolist())
             told.weights.append(self._importance(answer, told.proximal[-1], version))

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from oppo_contract.spec import load_spec
-from oppo_core.reporting.metrics import Cohorts
+from oppo_contract.spec import Ppo, load_spec
+from oppo_core.ppo.experience import build_experience
+from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.ppo.scored import Scored
+from oppo_core.reporting.metrics import Cohorts, experience_metrics
 from oppo_core.rollout.sequence import Sequence
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -95,6 +99,19 @@ def test_the_figures_of_a_step_fit_each_other(oppo_run: Any) -> None:
         assert 0 < metrics["oppo/ess"] <= 1 + 1e-12
         assert 0 < metrics["decode_occupancy"] < 1.5, "above 1 only while Δ has just been lowered"
     assert [e.generated_tokens for e in steps] == np.cumsum([e.metrics["perf/total_num_tokens"] for e in steps]).tolist()
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_one_unlikely_token_does_not_dominate_the_reported_kl(estimator: str) -> None:
+    """A policy that is sure samples a token of probability 1e-5 now and then; k3 counts 5e4 nats for it, k1 −11."""
+    ppo = Ppo.model_validate({"batch_size": 2, "kl": {"estimator": estimator}})
+    sequences = [Sequence(n, 0, np.arange(3, 6), [5, 6], [0.0, 0.0], [0, 0]) for n in range(2)]
+    policy = [torch.tensor([-0.1, -0.1]), torch.tensor([-0.1, math.log(1e-5)])]
+    scored = [Scored(0.0, np.full(2, -0.6), np.zeros(2)) for _ in sequences]
+    experience = build_experience(sequences, policy, scored, ppo, 0.1, 0, ScoreMoments())
+    metrics = experience_metrics(experience, 0.1, 2)
+    assert metrics["objective/kl"] == pytest.approx((3 * 0.5 + math.log(1e-5) + 0.6) / 2, rel=1e-6)
+    assert metrics["objective/non_score_reward"] < -1, "the penalty has the estimator that the spec names"
 
 
 def test_without_a_critic_nothing_tells_of_one(world: Any, tmp_path: Path) -> None:
