@@ -86,7 +86,8 @@ def test_scores_are_compared_prompt_by_prompt() -> None:
     first = SamplesEvent(**ENVELOPE, step=0, samples=[sample(n, score) for n, score in enumerate(before)])
     trained = SamplesEvent(**ENVELOPE, step=3, samples=[sample(0, -99.0, held_out=False)])
     last = SamplesEvent(**ENVELOPE, step=20, samples=[sample(n, score) for n, score in reversed(list(enumerate(after)))])
-    run = outcome(0, [first, *steps, trained, last], 120.0)
+    again = steps[-1].model_copy()  # as when a limit ends a run early: the last step with the evaluation's result
+    run = outcome(0, [first, *steps, trained, last, again], 120.0)
     assert (run.before, run.after, run.minutes, run.kl, run.step_s) == (75.0, 76.0, 2.0, 19.5, 2.0)
     assert run.rise_se == pytest.approx(1 / (0.5 * (16 / 15) ** 0.5 / 4))
     assert run.good(Goal(2, 3), 20)

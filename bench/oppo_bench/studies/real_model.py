@@ -71,7 +71,7 @@ def outcome(seed: int, events: Sequence[Event], seconds: float) -> Outcome:
     first, last = evaluated[min(evaluated)], evaluated[max(evaluated)]
     pairs = [(first[prompt], last[prompt]) for prompt in sorted(first)]
     rises = [after.score - before.score for before, after in pairs]
-    steps = [event for event in events if isinstance(event, StepEvent)]
+    steps = list({event.step: event for event in events if isinstance(event, StepEvent)}.values())  # the last may come twice
     kls = [event.metrics["objective/kl"] for event in steps[-max(1, len(steps) // 10) :]]
     return Outcome(
         seed, statistics.mean(before.score for before, _ in pairs), statistics.mean(after.score for _, after in pairs),
