@@ -106,7 +106,7 @@ ENDINGS = {
     ),
     "target, trained": ({"budget": {"target_reward": -1e9, "stop_at_target": True}}, 1, "the mean score"),
     "a target that is only drawn": ({"budget": {"target_reward": -1e9}}, 3, "all steps are done"),
-    "KL": ({"budget": {"max_kl": 1e-9}, "ppo": {"kl": {"estimator": "k2"}}}, 2, "is above budget.max_kl"),
+    "KL": ({"budget": {"max_kl": 1e-9}, "ppo": {"learning_rate": 0.1}, **SEQUENTIAL}, 2, "is above budget.max_kl"),
     "entropy, patiently": ({"budget": {"min_entropy": 1e9, "patience": 2}}, 2, "for 2 steps"),
     "entropy": ({"budget": {"min_entropy": 1e9}}, 1, "nats a token, is below budget.min_entropy"),
     "a patience that is not used up": ({"budget": {"min_entropy": 1e9, "patience": 4}}, 3, "all steps are done"),
