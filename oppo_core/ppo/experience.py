@@ -76,7 +76,7 @@ def build_experience(
     lengths = torch.tensor([s.length for s in batch])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
-    # Reported as k1: it is unbiased as k3 is, but in k3 one sampled token that the policy gives 1e-5 counts e^11 nats.
+    # Reported as k1: unbiased like k3, in which one token of probability 1e-5 under the policy would count thousands of nats.
     kl = kl_estimate(proximal_logp, reference_logp, "k1") * mask
     penalty = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
     raw_B = raw_scores(batch, scored)
