@@ -55,7 +55,6 @@ def demo(model: str, leave: bool, json_file: Path | None, fresh: bool, port: int
         preparation = _start_preparation(stack, model)
         console.print("Starting database, broker, web, scheduler and worker…")
         setup = stack.start()
-        stack.signals.catch_stop()
         print_welcome(setup, stack.base_url)
         try:
             succeeded = _Demo(stack, setup, console, model).run(preparation, fresh=fresh, json_file=json_file)

@@ -26,7 +26,7 @@ def platform_servers(*, locked: bool = False) -> Iterator[None]:
         locked: the caller holds the lock of the home, so no `oppo up` is running.
     """
     if not locked:
-        _use_running_platform()
+        use_running_platform()
     if os.environ.get("DATABASE_URL"):
         yield
         return
@@ -40,7 +40,7 @@ def platform_servers(*, locked: bool = False) -> Iterator[None]:
         raise Failure(str(error)) from error
 
 
-def _use_running_platform() -> None:
+def use_running_platform() -> None:
     """Set the variables of the running `oppo up`, if there is one and DATABASE_URL is not set."""
     running = None if os.environ.get("DATABASE_URL") else Home.from_environment().running()
     if running is not None:
@@ -280,7 +280,7 @@ def _start_service() -> None:
     from oppo_contract.lifeline import watch_lifeline
 
     watch_lifeline()
-    _use_running_platform()
+    use_running_platform()
     if not os.environ.get("DATABASE_URL"):
         raise Refusal("DATABASE_URL is not set. Set it to a PostgreSQL URL, or run `oppo up`, which starts its own.")
     sys.argv = ["oppo"]

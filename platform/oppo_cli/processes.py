@@ -17,6 +17,7 @@ from oppo_cli.home import Failure
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 BACKOFF_RESET_S = 60.0
 LAST_LINES = 15
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
@@ -34,8 +35,11 @@ class Child:
     restart_at: float = 0.0
 
     def launch(self) -> None:
-        """Start the process."""
-        self.process = self.start()
+        """Start the process. Raises Failure if it cannot be started."""
+        try:
+            self.process = self.start()
+        except OSError as error:
+            raise Failure(f"{self.name} could not be started: {error}") from error
         self.started_at = time.monotonic()
 
     def check(self, now: float) -> float:
@@ -43,15 +47,23 @@ class Child:
         if self.process is not None and self.process.poll() is None:
             return float("inf")
         if self.process is not None:
-            stable = now - self.started_at > BACKOFF_RESET_S
-            self.backoff_s = MIN_BACKOFF_S if stable else min(2 * self.backoff_s, MAX_BACKOFF_S)
             sys.stderr.write(f"{self.name} ended with status {self.process.returncode}; restarting it ({self.log})\n")
             self.process = None
-            self.restart_at = now + self.backoff_s
+            self._back_off(now)
         if now < self.restart_at:
             return self.restart_at
-        self.launch()
+        try:
+            self.launch()
+        except Failure as failure:  # such as a full disk
+            sys.stderr.write(f"{failure.message}; trying again\n")
+            self._back_off(now)
+            return self.restart_at
         return float("inf")
+
+    def _back_off(self, now: float) -> None:
+        stable = now - self.started_at > BACKOFF_RESET_S
+        self.backoff_s = MIN_BACKOFF_S if stable else min(2 * self.backoff_s, MAX_BACKOFF_S)
+        self.restart_at = now + self.backoff_s
 
     def stop(self) -> None:
         """Terminate the process and wait for its end; kill it after `stop_timeout_s`."""
@@ -77,6 +89,10 @@ class Child:
             time.sleep(0.1)
 
 
+class StopRequested(KeyboardInterrupt):
+    """SIGINT, SIGTERM or SIGHUP during the start."""
+
+
 class SignalWaiter:
     """Waits for signals without polling: SIGCHLD, Ctrl-C, SIGTERM."""
 
@@ -88,9 +104,14 @@ class SignalWaiter:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
+    def raise_on_stop(self) -> None:
+        """Let the first SIGINT, SIGTERM or SIGHUP raise `StopRequested` wherever the main thread is; later ones do nothing."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._raise)
+
     def catch_stop(self) -> None:
         """Let SIGINT, SIGTERM and SIGHUP set `stop_requested` instead of interrupting."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
 
     def wait(self, seconds: float) -> None:
@@ -103,6 +124,11 @@ class SignalWaiter:
 
     def _stop(self, _number: int, _frame: object) -> None:
         self.stop_requested = True
+
+    def _raise(self, number: int, _frame: object) -> None:
+        self.catch_stop()
+        self.stop_requested = True
+        raise StopRequested(signal.Signals(number).name)
 
 
 def oppo_command(*arguments: str) -> list[str]:

@@ -16,16 +16,21 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from oppo_cli.home import Failure, Home, RunningPlatform, without_secrets
-from oppo_cli.processes import Child, SignalWaiter, oppo_command, start_logged
+from oppo_cli.processes import Child, SignalWaiter, StopRequested, oppo_command, start_logged
 from oppo_contract.lifeline import Lifeline
+
+if TYPE_CHECKING:
+    from oppo_platform.embedded import EmbeddedServer
 
 WEB_TIMEOUT_S = 60.0
 WORKER_STOP_TIMEOUT_S = 30.0
 PREFERRED_PORT = 8000
+PORT_TAKEN = "Port {} is used by another program. Start without --port to use a free one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,18 @@ class Stack:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, StopRequested):
+            sys.stderr.write(f"{error}: stopping before the start was complete…\n")
         self.stop()
 
     def start(self) -> SetupResult:
-        """Start everything; returns when web responds and the worker has joined. Raises Failure."""
+        """Start everything; returns when web responds and the worker has joined.
+
+        Raises:
+            Failure: something cannot be started.
+            StopRequested: a signal meanwhile. What was begun is repeated at the next start.
+        """
+        self.signals.raise_on_stop()
         self._start_servers()
         setup = self._set_up()
         self._add("scheduler", oppo_command("scheduler"), self.environ)
@@ -71,6 +84,7 @@ class Stack:
         self.home.save_running(
             RunningPlatform(os.getpid(), self.base_url, self.environ["DATABASE_URL"], self.environ["REDIS_URL"])
         )
+        self.signals.catch_stop()
         return setup
 
     def keep_alive(self, seconds: float = float("inf")) -> None:
@@ -92,8 +106,10 @@ class Stack:
         self.lifeline.close()
 
     def _base_environ(self, port: int | None) -> dict[str, str]:
-        from oppo_platform.embedded.ports import save_port, saved_port
+        from oppo_platform.embedded.ports import is_free, save_port, saved_port
 
+        if port is not None and not is_free(port):
+            raise Failure(PORT_TAKEN.format(port))
         web_port = port if port is not None else saved_port(self.home.path, "web", preferred=PREFERRED_PORT)
         save_port(self.home.path, "web", web_port)
         settings = {
@@ -107,13 +123,19 @@ class Stack:
     def _start_servers(self) -> None:
         from oppo_platform.embedded import PostgresServer, ServerError, ValkeyServer
 
+        def launch(server: EmbeddedServer) -> subprocess.Popen[bytes]:
+            try:
+                return server.start(self.lifeline.fd)
+            except ServerError as error:
+                raise Failure(str(error)) from error
+
         server_classes = {"DATABASE_URL": PostgresServer, "REDIS_URL": ValkeyServer}
         try:
             servers = {
                 variable: create(self.home.path) for variable, create in server_classes.items() if not os.environ.get(variable)
             }
             for server in servers.values():
-                child = Child(server.name, lambda server=server: server.start(self.lifeline.fd), server.log, stop_timeout_s=30.0)
+                child = Child(server.name, partial(launch, server), server.log, stop_timeout_s=30.0)
                 self.children.append(child)
                 child.launch()
             for variable, server in servers.items():
@@ -156,8 +178,7 @@ class Stack:
         except Failure as error:
             if is_free(port):
                 raise
-            message = f"Port {port} is used by another program. Start without --port to use a free one."
-            raise Failure(message) from error
+            raise Failure(PORT_TAKEN.format(port)) from error
 
     def _web_responds(self) -> bool:
         try:

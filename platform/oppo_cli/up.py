@@ -19,7 +19,6 @@ def up(port: int | None, host: str) -> None:
     """
     home = Home.from_environment()
     with home.locked(), Stack(home, port=port, host=host) as stack:
-        stack.signals.catch_stop()
         print_welcome(stack.start(), stack.base_url)
         stack.keep_alive()
         click.echo("Stopping…")

@@ -125,7 +125,7 @@ class EmbeddedServer(ABC):
     def remove_data(self) -> None:
         """Delete the data of the stopped server."""
         shutil.rmtree(self.data, ignore_errors=True)
-        if self.dirs.user is not None and not any(self.dirs.data.iterdir()):
+        if self.dirs.user is not None and self.dirs.data.is_dir() and not any(self.dirs.data.iterdir()):
             self.dirs.data.rmdir()
 
     def last_log_lines(self) -> str:
