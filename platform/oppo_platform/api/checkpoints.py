@@ -16,15 +16,14 @@ from oppo_platform.api.problems import problem
 from oppo_platform.runs.checkpoints import Archive, Files, NotReadable, checkpoint_describer, open_archive, registered_checkpoints
 from oppo_platform.runs.models import Checkpoint
 
-# The only range that resuming a download needs; for others the whole archive is sent, as HTTP allows.
-FROM_A_BYTE = re.compile(r"bytes=([0-9]{1,18})-")
+BYTE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})?")
 
 ARCHIVE = file("application/x-tar")["responses"][200]
-REST = {"description": "The rest, from that byte on.", **ARCHIVE}
+REST = {"description": "That part of the archive.", **ARCHIVE}
 RANGES = {
     "parameters": [
-        {"in": "header", "name": "Range", "required": False, "schema": {"type": "string", "pattern": "^bytes=[0-9]+-$"},
-         "description": "The first byte to send, to resume an interrupted download."},
+        {"in": "header", "name": "Range", "required": False, "schema": {"type": "string", "pattern": "^bytes=[0-9]+-[0-9]*$"},
+         "description": "The first byte to send, and the last one if not to the end, to resume an interrupted download."},
         {"in": "header", "name": "If-Range", "required": False, "schema": {"type": "string"},
          "description": "The `ETag` of the interrupted download: when it no longer matches, all of the archive is sent."},
     ],
@@ -49,7 +48,7 @@ class CheckpointItem(TypedDict):
     resumes: bool
 
 
-class Checkpoints(TypedDict):
+class CheckpointList(TypedDict):
     """Newest step first, a page of them."""
 
     items: list[CheckpointItem]
@@ -57,18 +56,18 @@ class Checkpoints(TypedDict):
 
 
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
-def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
+def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> CheckpointList:
     """Newest step first. `files` is `here` (the platform can read them), `deleted` or `elsewhere`; `resumes` marks the checkpoint
     from which the next attempt resumes."""
     run = get_run_row(request, run_id)
-    return Checkpoints(**paged(registered_checkpoints(run), limit, cursor, checkpoint_describer(run)))
+    return CheckpointList(**paged(registered_checkpoints(run), limit, cursor, checkpoint_describer(run)))
 
 
 @router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar", openapi_extra=RANGES)
 def download_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId) -> HttpResponseBase:
     """Its folder with the manifest. 403 for viewers, 409 when the files are not on the platform's machine.
 
-    `Range: bytes=N-`, with the `ETag` of the first reply as `If-Range`, yields the rest of the same archive (206).
+    `Range: bytes=N-` or `bytes=N-M`, with the `ETag` of the first reply as `If-Range`, yields that part of the archive (206).
     """
     run = get_run_row(request, run_id)
     demand(caller(request), Action.DOWNLOAD, run.project.team_id)
@@ -78,8 +77,8 @@ def download_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: Chec
         archive = open_archive(run, checkpoint_id, caller(request))
     except NotReadable as error:
         return problem(409, str(error))
-    archive.begin = _first_byte(request, f'"{archive.digest}"')
-    if archive.begin < archive.bytes:
+    archive.begin, archive.end = _requested_bytes(request, f'"{archive.digest}"', archive.bytes)
+    if archive.begin < archive.end:
         return _sent(archive)
     archive.close()
     answer = problem(416, f"The archive has {archive.bytes:,} bytes.")
@@ -88,19 +87,24 @@ def download_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: Chec
 
 
 def _sent(archive: Archive) -> HttpResponseBase:
-    answer = StreamingHttpResponse(archive, content_type="application/x-tar", status=206 if archive.begin else 200)
-    answer.headers["Content-Length"] = str(archive.bytes - archive.begin)
+    length = archive.end - archive.begin
+    answer = StreamingHttpResponse(archive, content_type="application/x-tar", status=206 if length < archive.bytes else 200)
+    answer.headers["Content-Length"] = str(length)
     answer.headers["Content-Disposition"] = f'attachment; filename="{archive.name}"'
     answer.headers["Accept-Ranges"] = "bytes"
     answer.headers["ETag"] = f'"{archive.digest}"'
-    if archive.begin:
-        answer.headers["Content-Range"] = f"bytes {archive.begin}-{archive.bytes - 1}/{archive.bytes}"
+    if length < archive.bytes:
+        answer.headers["Content-Range"] = f"bytes {archive.begin}-{archive.end - 1}/{archive.bytes}"
     return answer
 
 
-def _first_byte(request: HttpRequest, tag: str) -> int:
-    """First byte to send: 0, unless a range is requested and the archive is unchanged."""
-    asked = FROM_A_BYTE.fullmatch(request.headers.get("Range", ""))
+def _requested_bytes(request: HttpRequest, tag: str, size: int) -> tuple[int, int]:
+    """First byte to send and the one after the last: all, unless a range is requested and the archive is unchanged.
+
+    Several ranges, or the last N bytes, are not supported: HTTP lets a server send everything then.
+    """
+    asked = BYTE_RANGE.fullmatch(request.headers.get("Range", ""))
     if asked is None or request.headers.get("If-Range", tag) != tag:
-        return 0
-    return int(asked.group(1))
+        return 0, size
+    begin, last = int(asked[1]), int(asked[2]) if asked[2] else size - 1
+    return (0, size) if last < begin and asked[2] else (begin, min(last + 1, size))

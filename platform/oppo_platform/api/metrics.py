@@ -17,7 +17,7 @@ from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
 from oppo_platform.scheduling.usage import DeviceHours, run_device_hours
 from oppo_platform.telemetry import selectors as telemetry
-from oppo_platform.telemetry.comparison import CompareOptions, compare
+from oppo_platform.telemetry.comparison import CompareOptions, UnknownSetting, compare
 from oppo_platform.telemetry.grouping import Group
 from oppo_platform.telemetry.metric_export import export_metrics
 from oppo_platform.telemetry.overlap_savings import OverlapSavings, overlap_savings
@@ -36,7 +36,14 @@ ToStep = Annotated[int, Query(description="The last step.")]
 Axis = Annotated[
     telemetry.Axis, Query(description="The axis: steps, seconds of training, trained response tokens, or device-seconds.")
 ]
-MaxPoints = Annotated[int, Query(description="Longer series come as this many buckets, each with its mean and its extremes.")]
+MaxPoints = Annotated[
+    int,
+    Query(
+        ge=telemetry.LEAST_POINTS,
+        le=telemetry.MOST_POINTS,
+        description="Longer series come as this many buckets, each with its mean and its extremes.",
+    ),
+]
 Figures = dict[str, float | None]
 
 
@@ -148,7 +155,7 @@ def compare_runs(
     run_ids: Annotated[str, Query(alias="runs", description="Numbers of runs, separated by commas.")],
     names: Annotated[str, Query(alias="keys", description=f"{KEYS}.")] = "",
     x: Axis = "step",
-    target: Annotated[float | None, Query(description=TARGET)] = None,
+    target: Annotated[float | None, Query(allow_inf_nan=False, description=TARGET)] = None,
     max_points: MaxPoints = 1000,
     baseline: Annotated[int | None, Query(description=BASELINE)] = None,
     group: Annotated[str, Query(description=GROUP)] = "",
@@ -166,7 +173,10 @@ def compare_runs(
     if baseline is not None and baseline not in ids:
         return problem(422, "The baseline must be one of the compared runs.")
     view = CompareOptions(target, baseline, group, counted)
-    return compare(runs.get_runs(caller(request), ids), _keys(names), x, max_points, view)
+    try:
+        return compare(runs.get_runs(caller(request), ids), _keys(names), x, max_points, view)
+    except UnknownSetting as error:
+        return problem(422, str(error))
 
 
 def parse_ids(text: str) -> list[int]:

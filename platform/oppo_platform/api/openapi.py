@@ -19,8 +19,11 @@ from django.http import HttpResponseBase
 from ninja import NinjaAPI, Status
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
-from pydantic import TypeAdapter
+from pydantic import GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from oppo_contract.spec import RunSpec
 from oppo_platform.api.auth import SAFE
 from oppo_platform.api.problems import Problem
 
@@ -46,6 +49,35 @@ KEY = {
 }  # fmt: skip
 
 
+STREAM = {
+    "operationId": "stream",
+    "summary": "Summaries of runs whenever they change, as server-sent events",
+    "description": "One event `run` per change, at most four a second per run; its data is a RunSummary, and its id the position"
+    " of all runs, to be sent as `Last-Event-ID` or `cursor` when reconnecting. Comments keep the connection open.",
+    "tags": ["stream"],
+    "parameters": [
+        {"in": "query", "name": "runs", "required": True, "schema": {"type": "string"},
+         "description": "Numbers of runs, separated by commas."},
+        {"in": "query", "name": "cursor", "required": False, "schema": {"type": "string", "pattern": "^([0-9]+:[0-9]+(,|$))*$"},
+         "description": "Position of each run, `run:number,…`; runs that have changed since are sent at once."},
+        {"in": "header", "name": "Last-Event-ID", "required": False, "schema": {"type": "string"},
+         "description": "As `cursor`, sent by browsers that reconnect."},
+    ],
+    "responses": {
+        200: {"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        **{status: {"description": MEANINGS[status], "content": PROBLEM} for status in (401, 404, 422, 429, 500)},
+    },
+}  # fmt: skip
+
+
+class DescribedAsSpec:
+    """Annotation of a body's spec: documented as `RunSpec`, but checked by `check_spec`, whose problems have suggestions."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(RunSpec.__pydantic_core_schema__)
+
+
 def problems(*statuses: int) -> dict[str, Any]:
     """An operation's `openapi_extra`: problems in addition to those that follow from its method and parameters."""
     return {"responses": {status: {} for status in statuses}}
@@ -53,7 +85,7 @@ def problems(*statuses: int) -> dict[str, Any]:
 
 def file(media: str) -> dict[str, Any]:
     """An operation's `openapi_extra`: it responds with a file of this media type."""
-    is_object = media.endswith(("/json", "yaml"))
+    is_object = media.endswith("/json")
     return {"responses": {200: {"content": {media: {"schema": {"type": "object" if is_object else "string"}}}}}}
 
 
@@ -65,13 +97,17 @@ class DescribedAPI(NinjaAPI):
         return operation.operation_id or operation.view_func.__name__
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
-        """The whole document."""
+        """The whole document. Raises ValueError if a response and a body have different schemas under one name."""
         document = super().get_openapi_schema(**options)
         schemas = document["components"].setdefault("schemas", {})
         operations = {self.get_openapi_operation_id(op): op for op in every_operation(self)}
-        schemas.update(_schemas([Problem, *(kind for op in operations.values() if (kind := reply_type(op)) is not None)]))
+        replies = _schemas([Problem, *(kind for op in operations.values() if (kind := reply_type(op)) is not None)])
+        if twice := sorted(name for name in replies.keys() & schemas.keys() if replies[name] != schemas[name]):
+            raise ValueError(f"two schemas have the name {twice[0]}: rename the response's type")
+        schemas.update(replies)
         for described in (entry for path in document["paths"].values() for entry in path.values()):
             _complete(described, operations[described["operationId"]], schemas)
+        document["paths"][f"{self.get_root_path({})}stream"] = {"get": STREAM}
         return document
 
 

@@ -74,7 +74,7 @@ class Quotas(TypedDict):
     next: str | None
 
 
-class Queue(TypedDict):
+class QueueList(TypedDict):
     """Your waiting runs in order; their total number, and the time of the last plan."""
 
     items: list[scheduling.Waiting]
@@ -84,12 +84,12 @@ class Queue(TypedDict):
 
 
 @router.get("queue", summary="Waiting runs with reasons and estimated starts")
-def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
+def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> QueueList:
     """Your teams' waiting runs in order; places count the runs of all teams."""
     line = scheduling.queue_order(caller(request))
     page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
     queue = scheduling.waiting_runs(line, page["items"])
-    return Queue(items=queue["items"], next=page["next"], waiting=queue["waiting"], planned_at=queue["planned_at"])
+    return QueueList(items=queue["items"], next=page["next"], waiting=queue["waiting"], planned_at=queue["planned_at"])
 
 
 @router.get("cluster", summary="Nodes and their devices")

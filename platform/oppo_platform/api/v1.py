@@ -6,7 +6,7 @@ The live stream is `api.stream`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from oppo_contract.spec import RunSpec
-from oppo_contract.spec_errors import SpecError, SpecProblem
+from oppo_contract.spec_errors import SpecError, SpecProblem, nearest_match
 from oppo_contract.yaml_text import check_size, dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.accounts.models import User
@@ -47,17 +47,17 @@ from oppo_platform.api.lookups import (
     get_run_summary,
     managing_actor,
 )
-from oppo_platform.api.openapi import DescribedAPI, file, problems
+from oppo_platform.api.openapi import DescribedAPI, DescribedAsSpec, file, problems
 from oppo_platform.api.problems import SpecComplaint, install, problem
 from oppo_platform.api.rendering import FastJson
 from oppo_platform.api.request_wrapper import api_operation
 from oppo_platform.cursors import BadCursor
-from oppo_platform.projects.access import may_submit
+from oppo_platform.projects.access import may_submit, visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
-from oppo_platform.runs.models import Checkpoint
+from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
@@ -112,7 +112,9 @@ class SpecBody(Schema):
     model_config = ConfigDict(extra="forbid")
 
     yaml: str | None = Field(None, description="The spec as YAML text; give either this or `spec`.")
-    spec: dict[str, Any] | None = Field(None, description="The spec as JSON; give either this or `yaml`.")
+    spec: Annotated[dict[str, Any], DescribedAsSpec] | None = Field(
+        None, description="The spec as JSON; give either this or `yaml`."
+    )
     changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES, description=CHANGES)
     project: int | str | None = Field(None, description="The run's project, by name or number; null: the first of yours.")
 
@@ -138,7 +140,7 @@ class PriorityBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    priority: int = Field(description="1 to 99; higher goes first.")
+    priority: int = Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Higher goes first.")
 
 
 class ExtendBody(Schema):
@@ -146,7 +148,7 @@ class ExtendBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    hours: float = Field(description="How many more hours on devices.")
+    hours: float = Field(gt=0, le=lifecycle.LONGEST_EXTENSION_H, description="How many more hours on devices.")
 
 
 class ChosenValue(TypedDict):
@@ -169,23 +171,34 @@ class Validated(TypedDict):
 @api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
 def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
     """`{"ok", "problems", "spec", "yaml", "chosen"}`: the spec with every default if it is valid, otherwise as sent."""
+    user = caller(request)
     try:
-        checked = body.checked(_team_for(caller(request), body.project))
+        project = chosen_project(user, body.project)
+        unknown = []
+    except Project.DoesNotExist:
+        project, unknown = None, [_unknown_project(user, body.project)]
+    # Only who may submit there may see the team's quota and the names of its secrets.
+    team_id = project.team_id if project is not None and may(user, Action.NAME_SECRETS, project.team_id) else None
+    try:
+        checked = body.checked(team_id)
     except SpecError as error:
         spec, yaml = _as_given(body)
-        return Validated(ok=False, problems=[p.as_dict() for p in error.problems], spec=spec, yaml=yaml, chosen={})
+        problems = [p.as_dict() for p in (*unknown, *error.problems)]
+        return Validated(ok=False, problems=problems, spec=spec, yaml=yaml, chosen={})
     spec = checked.model_dump(mode="json")
     chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in chosen_values(checked).items()}
-    return Validated(ok=True, problems=[], spec=spec, yaml=dump_yaml(spec), chosen=chosen)
+    return Validated(ok=not unknown, problems=[p.as_dict() for p in unknown], spec=spec, yaml=dump_yaml(spec), chosen=chosen)
 
 
-def _team_for(user: User, requested: int | str | None) -> int | None:
-    """The team whose quota and secrets the spec must respect; None if the user may not submit there, so may not see them."""
-    try:
-        project = chosen_project(user, requested)
-    except Project.DoesNotExist:
-        return None
-    return project.team_id if may(user, Action.NAME_SECRETS, project.team_id) else None
+def _unknown_project(user: User, requested: int | str | None) -> SpecProblem:
+    """The problem of a project that does not exist for the user."""
+    names = list(visible_projects(user).values_list("name", flat=True)[:20])
+    if requested is None:
+        return SpecProblem("project", "you have no project yet: ask an owner of your team to add you")
+    near = nearest_match(str(requested), names)
+    return SpecProblem(
+        "project", "is none of your projects", str(requested), f"one of {', '.join(names)}" if names else None, near
+    )
 
 
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:

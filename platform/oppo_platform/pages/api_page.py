@@ -16,9 +16,9 @@ from django.views.decorators.http import require_GET
 from oppo_platform.api.openapi import examples
 from oppo_platform.api.v1 import described
 
-TITLES = {"runs": "Runs", "compare": "Comparing", "views": "Saved views", "storage": "Storage", "trash": "Trash",
-          "alerts": "Alerts", "queue": "Queue", "cluster": "Cluster", "quotas": "Quotas", "teams": "Teams", "me": "You",
-          "tokens": "API tokens"}  # fmt: skip
+TITLES = {"runs": "Runs", "compare": "Comparing", "stream": "Live stream", "views": "Saved views", "storage": "Storage",
+          "trash": "Trash", "alerts": "Alerts", "queue": "Queue", "cluster": "Cluster", "quotas": "Quotas", "teams": "Teams",
+          "me": "You", "tokens": "API tokens"}  # fmt: skip
 
 
 @require_GET

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from oppo_contract.retired import drop_unused_settings
+from oppo_contract.spec_errors import nearest_match
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.blocks import Buckets, Values, merge_every
-from oppo_platform.telemetry.grouping import Group, Settings, differing, grouped, mean, speedup
+from oppo_platform.telemetry.grouping import BUT_SEED, Group, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, attempt_ranges_by_run, read_buckets, read_points
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.selectors import columns, expand_keys
@@ -23,6 +24,10 @@ EMA_ALPHA = 0.1
 GROUP, SMALLEST = 64, -17  # points at a time; the power of ten below which a number is negligible
 MEANS = {"step_s": "timing_s/step", "occupancy": "decode_occupancy", "deferred_share": "oppo/deferred_token_share"}
 Reached = dict[str, float | None] | None
+
+
+class UnknownSetting(ValueError):
+    """No compared run has the setting by which they should be grouped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,10 @@ def compare(
     """All data of the compare page (docs/interfaces.md, `GET compare`).
 
     `speedup` is the baseline's time to the target ÷ the run's own; without a target the same ratio of mean seconds per step.
-    None if one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
+    None if one of the two is unknown.
+
+    Raises:
+        ValueError: the baseline is none of the runs. UnknownSetting: none of them has the setting `view.group`.
     """
     view = view or CompareOptions()
     parts = attempt_ranges_by_run(runs)
@@ -59,6 +67,9 @@ def compare(
         for run_id in parts
     }
     settings = {run.pk: dict(_leaves(drop_unused_settings(run.spec))) for run in runs}
+    if view.group not in ("", BUT_SEED) and not any(view.group in leaves for leaves in settings.values()):
+        near = nearest_match(view.group, sorted({path for leaves in settings.values() for path in leaves}))
+        raise UnknownSetting(f"No compared run has the setting {view.group}{f'; did you mean {near}?' if near else '.'}")
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]

@@ -82,7 +82,9 @@ def sample(run: Run, sample_id: int) -> dict[str, Any]:
     row = _visible(run).get(pk=sample_id)
     same = _visible(run).filter(prompt_key=row.prompt_key).order_by("-step", "-id")[:MOST_SAME_PROMPT]
     figures = same.values("id", "step", "score", "kl", "length", "age", "held_out")
-    return {**_as_item(row), "same_prompt": list(figures)[::-1]}
+    counts = ("length", "age")  # stored as floating-point numbers
+    same_prompt = [other | {name: None if other[name] is None else int(other[name]) for name in counts} for other in figures]
+    return {**_as_item(row), "same_prompt": same_prompt[::-1]}
 
 
 def _as_item(row: SampleRow) -> dict[str, Any]:

@@ -63,9 +63,8 @@ def columns(
     parts: Parts, keys: Mapping[int, Sequence[str]], x: Axis, max_points: int, within: Range = EVERYTHING
 ) -> dict[int, dict[str, Column]]:
     """Series of several runs in one query, by run id and key."""
-    most = max(LEAST_POINTS, min(max_points, MOST_POINTS))
     requested = {key for names in keys.values() for key in names}
-    buckets = read_buckets(parts, requested | ({f"@{x}"} - {"@step"}), within, most)
+    buckets = read_buckets(parts, requested | ({f"@{x}"} - {"@step"}), within, max_points)
     return {
         run_id: {key: _column(buckets.get((run_id, key), NO_BUCKETS), buckets.get((run_id, f"@{x}")), x) for key in names}
         for run_id, names in keys.items()

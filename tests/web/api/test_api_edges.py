@@ -164,3 +164,61 @@ def test_a_proxys_own_password_hides_no_session(world):
     stream = ada.get(f"/api/v1/stream?runs={run.pk}", headers=basic)
     assert stream.status_code == 200
     stream.close()
+
+
+def test_unknown_query_parameters_are_refused_with_a_suggestion(world, client):
+    run = world.submit()
+    for path, name, near in (
+        ("runs", "staet", "state"), (f"runs/{run.pk}/metrics", "max_point", "max_points"), (f"runs/{run.pk}", "verbose", None),
+    ):  # fmt: skip
+        reply = client.get(f"/api/v1/{path}", {"keys": "a", name: "1"} if "metrics" in path else {name: "1"})
+        assert f"does not know {name}" in refused(reply, 422)
+        assert reply.json()["errors"][0].get("suggestion") == near
+    assert Client().get("/api/v1/runs?staet=1").status_code == 401
+
+
+@pytest.mark.parametrize("query", ["target=NaN", "target=inf", "group=nope", "max_points=0", "max_points=20001", "max_points=-1"])
+def test_comparisons_refuse_what_means_nothing(world, client, query):
+    run = world.submit()
+    words = refused(client.get(f"/api/v1/compare?runs={run.pk}&{query}"), 422)
+    assert "group" not in query or words == "No compared run has the setting nope."
+
+
+def test_bounds_are_in_the_document_and_kept(world, client):
+    run = world.submit()
+    schemas = client.get("/api/v1/openapi.json").json()["components"]["schemas"]
+    priority = schemas["PriorityBody"]["properties"]["priority"]
+    assert (priority["minimum"], priority["maximum"]) == (1, 99)
+    for value in (0, 100, 1000):
+        refused(post(client, f"runs/{run.pk}/priority", {"priority": value}), 422)
+    refused(post(client, f"runs/{run.pk}/extend", {"hours": 0}), 422)
+
+
+def test_head_is_get_without_a_body(world, client):
+    run = world.submit()
+    for path in (f"runs/{run.pk}", f"runs/{run.pk}/spec.yaml", "openapi.json"):
+        whole, head = client.get(f"/api/v1/{path}"), client.head(f"/api/v1/{path}")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["Content-Type"] == whole.headers["Content-Type"]
+        assert int(head.headers["Content-Length"]) == len(whole.content)
+    assert client.head("/api/v1/runs/999999999").status_code == 404
+    assert Client().head(f"/api/v1/runs/{run.pk}").status_code == 401
+    assert client.head(f"/api/v1/runs/{run.pk}/pause").status_code == 405
+
+
+def test_validate_knows_projects(world, client, make_spec):
+    world.worker()
+    known = world.project.name
+    reply = post(client, "runs/validate", {"spec": make_spec(), "project": known + "x"}).json()
+    assert (reply["ok"], reply["problems"][0]["path"], reply["problems"][0]["suggestion"]) == (False, "project", known)
+    assert reply["spec"] is not None, "the spec itself is still checked"
+    assert post(client, "runs/validate", {"spec": make_spec(), "project": known}).json()["ok"]
+
+
+def test_the_document_has_the_spec_and_the_stream(client):
+    document = client.get("/api/v1/openapi.json").json()
+    body = document["components"]["schemas"]["SpecBody"]["properties"]["spec"]
+    assert {"$ref": "#/components/schemas/RunSpec"} in body["anyOf"]
+    assert document["components"]["schemas"]["RunSpec"]["properties"]["steps"]["minimum"] == 1
+    stream = document["paths"]["/api/v1/stream"]["get"]
+    assert list(stream["responses"]["200"]["content"]) == ["text/event-stream"]

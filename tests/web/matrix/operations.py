@@ -72,6 +72,7 @@ OPERATIONS: dict[str, Row] = {
     "show_queue": get("queue"),
     "show_cluster": get("cluster"),
     "list_quotas": get("quotas"),
+    "stream": get("stream?runs={run}"),
     "list_teams": get("teams"),
     "show_team": get("teams/{team}"),
     "list_members": get("teams/{team}/members"),
@@ -89,7 +90,6 @@ OPERATIONS: dict[str, Row] = {
 # The same operations about things that their query names, or that they make; and what the description leaves out.
 OWN_RUN = [post(f"runs/{{held}}/{deed}") for deed in ("resume", "checkpoints/{held_at}/resume", "cancel")]
 FURTHER: list[Row] = [
-    get("stream?runs={run}"),
     get("openapi.json"),
     get("runs?project={project}"),
     get("runs/pinned?project={project}"),

@@ -110,11 +110,19 @@ def test_a_download_goes_on_from_any_byte(saved):
         assert (reply.status_code, rest == whole[begin:]) == (206, True), begin
         assert reply.headers["Content-Range"] == f"bytes {begin}-{len(whole) - 1}/{len(whole)}"
         assert int(reply.headers["Content-Length"]) == len(rest)
+    for begin, last in ((0, 0), (5, 9), (511, 1024), (0, len(whole) - 2), (len(whole) - 1, len(whole) + 9)):
+        reply, part = fetch(Range=f"bytes={begin}-{last}", If_Range=tag)
+        end = min(last, len(whole) - 1)
+        assert (reply.status_code, part == whole[begin : end + 1]) == (206, True), (begin, last)
+        assert reply.headers["Content-Range"] == f"bytes {begin}-{end}/{len(whole)}"
+        assert int(reply.headers["Content-Length"]) == len(part)
     past, _ = fetch(Range=f"bytes={len(whole)}-")
     assert (past.status_code, past.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
     for headers in (
         {"Range": "bytes=5-", "If_Range": '"another"'},
-        {"Range": "bytes=5-9"},
+        {"Range": "bytes=9-5"},
+        {"Range": "bytes=5-9,20-29"},
+        {"Range": "bytes=-9"},
         {"Range": "lines=5-"},
         {"Range": "bytes=0-"},
     ):

@@ -365,7 +365,7 @@ def test_wishes_over_http(world):
 
     assert set(ada.get(url).json()["wishes"]) == {"pause", "cancel", "priority", "extend"}
     assert ask("priority", {"priority": 70}).json()["priority"] == 70
-    assert ask("priority", {"priority": 100}).status_code == 409
+    assert ask("priority", {"priority": 100}).status_code == 422
     assert ask("extend", {"hours": 1}).json()["max_runtime_s"] == 3 * 3600
     assert ask("pause").json()["state"] == "pausing"
     assert ask("resume").json()["state"] == "preempting"

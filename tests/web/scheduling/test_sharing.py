@@ -192,6 +192,6 @@ def test_request_beyond_quota_and_cap_is_refused_at_submit(world, make_spec):
     assert [problem["path"] for problem in checked["problems"]] == ["resources.devices"]
     # A stranger to the team may check a spec, but is told nothing of its quota.
     eve = world.login("eve").post("/api/v1/runs/validate", body, content_type="application/json").json()
-    assert eve["ok"], eve
+    assert [problem["path"] for problem in eve["problems"]] == ["project"]
     set_quota(world.team.pk, pool.pk, 0, 1)
     assert ada.post("/api/v1/runs", body, content_type="application/json").status_code == 201
