@@ -42,6 +42,7 @@ COMMANDS = {
     "migrate": "oppo_cli.platform_commands:migrate",
     "backup": "oppo_cli.backup:backup",
     "restore": "oppo_cli.backup:restore",
+    "doctor": "oppo_cli.doctor:doctor",
     "kept-databases": "oppo_cli.backup:kept_databases",
     "web": "oppo_cli.platform_commands:web",
     "scheduler": "oppo_cli.platform_commands:scheduler",
