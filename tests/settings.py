@@ -17,4 +17,6 @@ os.environ.setdefault("OPPO_LOG_FORMAT", "text")
 
 from oppo_platform.settings import *  # noqa: E402, F403
 
+# A throttle must not meet the attempts of another test process.
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -64,6 +64,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "oppo_platform.web.request_id.request_id",
+    "oppo_platform.api.request_wrapper.HeadRequests",
     "django.middleware.security.SecurityMiddleware",
     "oppo_platform.web.headers.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -104,6 +105,18 @@ TEMPLATES = [
 
 DATABASES = {"default": environment.database(environment.text("DATABASE_URL", environment.DEFAULT_DATABASE_URL))}
 REDIS_URL = environment.text("REDIS_URL", environment.DEFAULT_REDIS_URL)
+CACHES = {
+    "default": {
+        "BACKEND": "oppo_platform.web.shared_cache.SharedCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "oppo.cache",
+        "OPTIONS": {
+            "serializer": "oppo_platform.web.shared_cache.JsonSerializer",
+            "socket_timeout": 0.25,
+            "socket_connect_timeout": 0.25,
+        },
+    }
+}
 # The address workers use for the broker, when it differs from the platform's own.
 WORKER_BROKER_URL = environment.text("OPPO_WORKER_BROKER_URL", REDIS_URL)
 
@@ -173,6 +186,7 @@ OPPO_SUBMIT_PENALTY_S = environment.number("OPPO_SUBMIT_PENALTY_S", 600)
 # Protection from preemption after a start.
 OPPO_MIN_RUNTIME_S = environment.number("OPPO_MIN_RUNTIME_S", 600)
 OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
+OPPO_MAX_NODE_FAILURES = int(environment.number("OPPO_MAX_NODE_FAILURES", 20))
 # Time for an engine to checkpoint and acknowledge a stop request before its supervisor kills it.
 OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
 OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
