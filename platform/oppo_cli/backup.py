@@ -146,6 +146,7 @@ def _report(result: Any, nothing_since: bool) -> list[str]:
     lines += result.keys
     lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {item}" for item in result.undecryptable]
     lines += [f"MISSING checkpoint: {item}" for item in result.missing.lost]
+    lines += [f"HELD until its files are there: {item}" for item in result.held]
     if result.missing.gone_before:
         lines.append(
             f"{result.missing.gone_before} checkpoints had been deleted before the backup: runs keep their latest and best."

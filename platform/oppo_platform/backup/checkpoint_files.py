@@ -13,10 +13,30 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from django.conf import settings
+
 from oppo_platform.backup import BackupError
 from oppo_platform.backup.archive import Archive, Report
+from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.checkpoints import MANIFEST, NotReadable, files_readable, local_folder
 from oppo_platform.runs.models import Checkpoint
+
+
+def former_roots(listed: list[dict[str, Any]]) -> list[str]:
+    """Artifact roots of a backup's checkpoints other than the present one: their URLs are `{root}/runs/{run}/…`."""
+    roots = {entry["url"].rpartition(f"/runs/{entry['run_id']}/")[0] for entry in listed}
+    return sorted(roots - {settings.OPPO_ARTIFACT_ROOT, ""})
+
+
+def move_to_present_root() -> None:
+    """Point registered checkpoints to the present artifact root. Workers read no other one."""
+    moved = []
+    for row in Checkpoint.objects.only("pk", "run_id", "url").iterator():
+        root, _, rest = row.url.rpartition(f"/runs/{row.run_id}/")
+        if root and root != settings.OPPO_ARTIFACT_ROOT:
+            row.url = f"{artifact_url(row.run_id)}/{rest}"
+            moved.append(row)
+    Checkpoint.objects.bulk_update(moved, ["url"], batch_size=1000)
 
 
 def restore_files(archive: Archive, listed: list[dict[str, Any]], report: Report) -> int:

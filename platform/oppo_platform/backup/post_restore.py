@@ -20,7 +20,7 @@ from django.db import transaction
 from django.db.models import F
 from psycopg import sql
 
-from oppo_contract.states import ENDED
+from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
 from oppo_platform.accounts import audit, encryption
 from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink, TeamSecret
@@ -29,6 +29,7 @@ from oppo_platform.cluster.models import Device, DeviceState, JoinToken
 from oppo_platform.runs.attempts import fence, latest_checkpoint
 from oppo_platform.runs.checkpoints import files_readable
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
+from oppo_platform.runs.transitions import move_run
 
 # Run numbers appear in URLs and folders, so their gap is smaller, but larger than the runs submitted since a backup.
 RUNS_SKIPPED, NUMBERS_SKIPPED = 10_000, 1_000_000
@@ -105,6 +106,19 @@ def missing_checkpoints(were_here: set[int]) -> Missing:
         for row in lost
     ]
     return Missing(words, others.count("deleted"), others.count("elsewhere"))
+
+
+def hold_runs_without_files() -> list[str]:
+    """Pause waiting runs whose next attempt would begin from files that are not here: it would fail. Returns descriptions."""
+    held = []
+    for run in Run.objects.filter(state=RunState.QUEUED).order_by("pk"):
+        saved = latest_checkpoint(run)
+        if saved is None or files_readable(saved) != "deleted":
+            continue
+        why = f"Held by the restore: the files of its checkpoint of step {saved.step} are missing, {saved.url}."
+        move_run(run, RunState.PAUSED, f"{why} Put them there and resume it, or resume it from an older checkpoint.", "restore")
+        held.append(f"run {run.pk} {run.name}, step {saved.step}: {saved.url}")
+    return held
 
 
 def undecryptable() -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
 from django.db.migrations.loader import MigrationLoader
@@ -33,6 +34,7 @@ class Restored:
     migrated: list[str] = field(default_factory=list)
     checkpoints_put_back: int = 0
     missing: post_restore.Missing = field(default_factory=lambda: post_restore.Missing([], 0, 0))
+    held: list[str] = field(default_factory=list)  # runs that wait for files of checkpoints
     keys: list[str] = field(default_factory=list)
     undecryptable: list[str] = field(default_factory=list)
 
@@ -87,6 +89,10 @@ def restore(
     done, listed = Restored(), json.loads(archive.read(CHECKPOINTS))
     made_at = datetime.fromisoformat(archive.manifest["made_at"])
     stamp = server.stamp_at(datetime.now(UTC))
+    if roots := checkpoint_files.former_roots(listed):
+        left = sum("members" not in entry for entry in listed)
+        report(f"Its checkpoints were in {', '.join(roots)}; here they belong in {settings.OPPO_ARTIFACT_ROOT}.")
+        report(f"Files of {left} are not in the backup: copy that folder's `runs` there. Runs whose files are missing are held.")
     with server.fresh() as name:
         _fill(archive, server.url_of(name), tool, report)
         try:
@@ -94,9 +100,11 @@ def restore(
             report("Bringing it up to date …")
             done.migrated = _migrate()
             _invalidate(archive, server.url_of(name), made_at, what, nothing_since, done)
+            checkpoint_files.move_to_present_root()
             done.checkpoints_put_back = checkpoint_files.restore_files(archive, listed, report)
             was_here = {entry["id"] for entry in listed if entry["files"] == "here"}
             done.missing = post_restore.missing_checkpoints(was_here)
+            done.held = post_restore.hold_runs_without_files()
         finally:
             point_django(server.name)
         done.kept = server.swap(name, stamp)

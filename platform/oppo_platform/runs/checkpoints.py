@@ -119,16 +119,24 @@ class Member:
 class Archive:
     """A checkpoint as a tar stream. Its files are open from the start, so that a concurrent deletion cannot truncate it.
 
-    The same checkpoint gives the same bytes, so an interrupted download can resume: `begin` is the first byte to send, from 0.
-    `digest`: SHA-256 of its manifest, in hexadecimal.
+    The same checkpoint gives the same bytes, so an interrupted download can resume: bytes `begin` to `end` - 1 are sent, by
+    default all. `digest`: SHA-256 of its manifest, in hexadecimal.
     """
 
     def __init__(self, name: str, digest: str, members: list[Member], files: ExitStack) -> None:
         self.name, self.digest, self._members, self._files = name, digest, members, files
         self.bytes = sum(len(m.header) + m.size + -m.size % BLOCK for m in members) + 2 * BLOCK
-        self.begin = 0
+        self.begin, self.end = 0, self.bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self.end - self.begin
+        async for piece in self._from_begin():
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+    async def _from_begin(self) -> AsyncIterator[bytes]:
         skip = self.begin
         for member in self._members:
             async for piece in self._sent(member, skip):

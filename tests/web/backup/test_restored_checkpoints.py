@@ -17,7 +17,8 @@ from oppo_platform.backup import BackupError
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.checkpoint_files import contained
 from oppo_platform.backup.post_restore import Missing
-from oppo_platform.runs.models import Checkpoint
+from oppo_platform.runs.lifecycle import resume_run
+from oppo_platform.runs.models import Checkpoint, Run
 from tests.web.backup.backups import FILES, Backups, save
 
 
@@ -125,3 +126,37 @@ def test_no_name_in_a_backup_leads_out_of_its_checkpoint(busy, backups: Backups)
     assert any("is no file of a checkpoint" in line for line in backups.told)
     assert not [found for found in backups.folder.rglob("*") if "escaped" in found.name]
     assert not folder.exists()
+
+
+def test_a_restore_under_another_root_moves_checkpoints_there(busy, backups: Backups, settings) -> None:
+    _, worker, run, attempt_id = busy
+    saved = save(worker, run, attempt_id, 4)
+    file = backups.made(with_checkpoints=True).file
+    old, settings.OPPO_ARTIFACT_ROOT = settings.OPPO_ARTIFACT_ROOT, (backups.folder / "elsewhere").as_uri()
+    done = backups.restored(file)
+    assert (done.checkpoints_put_back, done.held, done.missing.lost) == (1, [], [])
+    assert f"Its checkpoints were in {old}; here they belong in {settings.OPPO_ARTIFACT_ROOT}." in backups.told
+    moved = backups.folder / "elsewhere" / "runs" / str(run.pk) / "checkpoints" / saved.name
+    assert {name: (moved / name).read_bytes() for name in FILES} == FILES
+    with backups.looking_at():
+        assert Checkpoint.objects.get(run=run).url == moved.as_uri()
+
+
+def test_runs_whose_checkpoint_is_not_here_are_held_and_resume_when_it_is(busy, backups: Backups, settings) -> None:
+    _, worker, run, attempt_id = busy
+    saved = save(worker, run, attempt_id, 4)
+    file = backups.made().file
+    settings.OPPO_ARTIFACT_ROOT = (backups.folder / "elsewhere").as_uri()
+    moved = backups.folder / "elsewhere" / "runs" / str(run.pk) / "checkpoints" / saved.name
+    moved.parent.mkdir(parents=True)
+    done = backups.restored(file)
+    assert done.held == [f"run {run.pk} demo, step 4: {moved.as_uri()}"]
+    with backups.looking_at():
+        held = Run.objects.get(pk=run.pk)
+        assert held.state == "paused"
+        assert held.reason.startswith(
+            f"Held by the restore: the files of its checkpoint of step 4 are missing, {moved.as_uri()}."
+        )
+        shutil.copytree(saved, moved)
+        resume_run(run.pk, "user:ada")
+        assert Run.objects.get(pk=run.pk).state == "queued"
