@@ -270,6 +270,7 @@ class NodeAgent:
             catalogue=catalogue,
             deleted=self.deletions.results(),
             disks=self.disks.reports(),
+            time=time.time(),
         )
         try:
             orders = self.api.node_heartbeat(report)

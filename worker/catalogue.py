@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from oppo_contract.model_folder import (
 )
 from oppo_contract.prompt_files import FORMATS, JSON_LINES, PARQUET, SHARD, PromptFilesError, expand, format_of, split_names
 from oppo_contract.wire import ANY_HUB_MODEL, MAX_ARCHITECTURE, MAX_ID, MAX_PROBLEM, MAX_TOKENS, CatalogueEntry
+from worker.engine_process import DEFAULT_ENGINE, engine_program
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
@@ -37,10 +39,26 @@ SCAN_EVERY_S = 10.0
 SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
 SLOW_SCAN_S = 60.0  # logs a warning
+RULES, REWARD_HOSTS = "oppo.rules", "OPPO_REWARD_HOSTS"  # group of entry points, and setting, of the engine (`oppo_core.rewards`)
 Task = Literal["causal_lm", "sequence_classification", ""]
 Kind = Literal["model", "prompts"]
 
 log = structlog.get_logger("worker.catalogue")
+
+
+def reward_entries() -> list[CatalogueEntry]:
+    """Rules that the engine finds among installed packages, and reward services that the operator allows.
+
+    None for an engine in another environment: its packages are not known here, so that submit does not check rules.
+    """
+    if engine_program() != DEFAULT_ENGINE:
+        return []
+    rules = sorted(set(entry_points(group=RULES).names))
+    hosts = sorted(set(os.environ.get(REWARD_HOSTS, "").replace(",", " ").split()))
+    return [
+        *(CatalogueEntry(id=name, kind="rule", bytes=0) for name in rules),
+        *(CatalogueEntry(id=host, kind="reward_host", bytes=0) for host in hosts if len(host) <= MAX_ID),
+    ]
 
 
 @dataclass(slots=True)
@@ -159,6 +177,7 @@ class CatalogueScanner:
 
     def __init__(self, roots: list[Path]) -> None:
         self._catalogue = Catalogue(roots)
+        self._rewards = reward_entries()  # installed and allowed when the agent started, as in its engines
         self._entries: list[CatalogueEntry] | None = None
         self._acknowledged: list[CatalogueEntry] | None = None
         self._thread: threading.Thread | None = None
@@ -191,7 +210,7 @@ class CatalogueScanner:
     def _run(self) -> None:
         changed = self._catalogue.refresh()
         if changed or self._entries is None:
-            self._entries = self._catalogue.entries
+            self._entries = self._rewards + self._catalogue.entries
 
     def _warn_if_slow(self, now: float) -> None:
         if now >= self._warn_at:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
+import structlog
+
 from oppo_contract.checkpoint_pins import pins_locked, remove_older_pins, write_pins
 from oppo_contract.machine import write_private
 from oppo_contract.wire import CheckpointRef
 from worker.artifacts import url_path
 from worker.folders import AttemptFolder
+
+log = structlog.get_logger("worker.checkpoint_pins")
 
 
 class CheckpointPins:
@@ -52,11 +56,14 @@ class CheckpointPins:
             return folder.is_dir()
 
     def confirm(self) -> None:
-        """The pending checkpoint is registered: unpin the one before."""
+        """The pending checkpoint is registered: unpin the one before. On a full disk it stays pinned, which does no harm."""
         self._registered = self._pending
-        write_private(self._attempt.registered_file, self._registered)
-        with pins_locked(self._artifacts):
-            self._write()
+        try:
+            write_private(self._attempt.registered_file, self._registered)
+            with pins_locked(self._artifacts):
+                self._write()
+        except OSError as error:
+            log.warning("disk", attempt=self._attempt.attempt_id, detail=str(error))
 
     def _write(self) -> None:
         write_pins(self._artifacts, self._attempt.attempt_id, sorted({self._registered, self._pending, *self._others} - {""}))

@@ -18,7 +18,7 @@ import psutil
 from oppo_contract.lifeline import LIFELINE_FD, Lifeline, start_guarded
 from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed
-from worker.artifacts import ArtifactError, FileStore, check_manifest, url_path
+from worker.artifacts import FileStore, check_manifest, url_path
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
 from worker.prefork import Fork, run_fork
@@ -263,9 +263,13 @@ def _below_torchrun(folder: Path) -> list[psutil.Process]:
 
 
 def _checkpoint_folder(url: str, store: FileStore, node: NodeIdentity) -> Path:
-    if node.artifact_root:  # a fork starts from another run's checkpoint
-        return FileStore(node.artifact_root).folder(url)
+    """The folder of a checkpoint, which may be another run's, below the node's artifact root.
+
+    Raises:
+        FileNotFoundError: it is outside that root, such as after the platform moved: the node must join again, the run can wait.
+    """
+    root = (FileStore(node.artifact_root).root if node.artifact_root else store.root.parent).resolve()
     folder = url_path(url).resolve()
-    if not folder.is_relative_to(store.root.parent):
-        raise ArtifactError(f"{url} leads outside {store.root.parent}")
+    if not folder.is_relative_to(root):
+        raise FileNotFoundError(f"the checkpoint {url} is outside this node's artifact root, {root}; let the node join again")
     return folder

@@ -55,11 +55,15 @@ class SavedClaim(Record):
 
 
 class EngineEnd(Record):
-    """How the engine's process ended, and the platform's signal that stopped it, if any."""
+    """How the engine's process ended, and the platform's signal that stopped it, if any.
+
+    node_failed: the node, not the engine, is at fault.
+    """
 
     exit_code: int
     signal: str | None = None
     reason: str | None = None
+    node_failed: bool = False
 
 
 class AttemptFolder:

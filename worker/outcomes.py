@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +19,17 @@ from worker.redaction import Redactor
 SPEC_REJECTED = 2  # exit status of the engine for an invalid spec or command line
 MAX_REASON = 3900
 RANK_ERROR = "RankError:"  # prefix of the engine's reason when it lost other ranks
-OutcomeName = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
+FULL_BELOW_BYTES = 256 * 1024
+# As the operating system's errors, and the engine before it writes a checkpoint, report it.
+DISK_FULL = (*(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)), "no room for a checkpoint")
+OutcomeName = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "node_failed"]
 OUTCOME_OF_SIGNAL: dict[str, OutcomeName] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
 
 
 def build_outcome(
-    epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], lost: str = ""
-) -> Outcome:
+    epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], lost: str = "",
+    disk_full: str = "",
+) -> Outcome:  # fmt: skip
     """The report of an attempt.
 
     Args:
@@ -30,13 +38,30 @@ def build_outcome(
         finished: the engine's last event, if any.
         last_lines: the end of its log.
         lost: why events cannot be delivered any more. Checkpoints may be among them, so training since then does not count.
+        disk_full: which disk was full when the engine ended; empty if none was (`find_full_disk`).
     """
     if lost and (finished is None or finished.outcome != "failed"):
-        name, reason = OUTCOME_OF_SIGNAL.get((end and end.signal) or "", "engine_died"), lost
+        name, reason = OUTCOME_OF_SIGNAL.get((end and end.signal) or "", "node_failed"), lost
     else:
         name, reason = _name_and_reason(end, finished, last_lines)
+    if disk_full and name in ("failed", "engine_died", "node_failed"):
+        name, reason = "node_failed", f"{disk_full}: {reason}"
     code = end.exit_code if end is not None else None
     return Outcome(epoch=epoch, outcome=name, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
+
+
+def find_full_disk(texts: Iterable[str], folders: Iterable[Path]) -> str:
+    """`the disk of /data is too full, 0.0 of 64 GB free`: the fullest disk, if it is full or a text says so; else empty.
+
+    A program whose log is on a full disk cannot say so, and after a failed checkpoint the disk has room again.
+    """
+    usages = [(shutil.disk_usage(folder), folder) for folder in folders if folder.exists()]
+    if not usages:
+        return ""
+    usage, folder = min(usages, key=lambda pair: pair[0].free)
+    if usage.free >= FULL_BELOW_BYTES and not any(message in text for text in texts for message in DISK_FULL):
+        return ""
+    return f"the disk of {folder} is too full, {usage.free / 1e9:.1f} of {usage.total / 1e9:.0f} GB free"
 
 
 def lost_peer(finished: FinishedEvent | None) -> bool:
@@ -74,7 +99,7 @@ def _name_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
     if end is None:
         # Also if the engine saved a checkpoint: it must count as a failure, or a node that kills supervisors would retry forever.
         saved = f"; it saved a checkpoint at step {finished.step}" if finished is not None else ""
-        return "engine_died", f"the supervisor was killed, and the engine ended with it{saved}"
+        return "node_failed", f"the supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
         reason = finished.reason if finished else f"ended on request to {end.signal}"
         return OUTCOME_OF_SIGNAL[end.signal], end.reason or reason
@@ -82,6 +107,8 @@ def _name_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
         return "engine_died", finished.reason
     if finished is not None and end.reason is None:  # without a reason the supervisor did not kill it
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
+    if end.node_failed:
+        return "node_failed", end.reason or _describe_exit(end.exit_code, last_lines)
     if end.exit_code == SPEC_REJECTED:
         return "failed", end.reason or "the engine rejected the spec: " + " ".join(last_lines[-5:])
     return "engine_died", end.reason or _describe_exit(end.exit_code, last_lines)

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Literal
 
 import structlog
@@ -27,7 +27,7 @@ from worker.artifacts import ArtifactError
 from worker.engine_process import EngineProcess, engine_command, kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, NodeIdentity, SavedClaim, WorkerFolder
 from worker.logs import last_lines
-from worker.outcomes import SPEC_REJECTED, build_outcome, find_root_cause, lost_peer
+from worker.outcomes import SPEC_REJECTED, build_outcome, find_full_disk, find_root_cause, lost_peer
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.prefork import inherited_engine_job
 from worker.rendezvous import own_address
@@ -40,6 +40,7 @@ STOP_TIMEOUT_S = 12.0  # at worker shutdown: for a final checkpoint
 FLUSH_TIMEOUT_S = 8.0  # at worker shutdown: for the remaining events
 MAX_WAIT_S = 30.0
 PEER_REPORT_TIMEOUT_S = 6.0
+START_FAILED = "the engine could not be started: {}"
 Signal = Literal["cancel", "pause", "preempt"]
 
 log = structlog.get_logger("worker.supervisor")
@@ -63,6 +64,8 @@ class Supervisor:
         self.reason: str | None = None
         self.kill_at = float("inf")
         self.lease_ends = time.monotonic() + claim.claimed.lease_s
+        self.end: EngineEnd | None = None
+        self.disk_error = ""
         self.shutdown = threading.Event()
         self._wake = threading.Event()
 
@@ -98,7 +101,7 @@ class Supervisor:
             self._save_end(EngineEnd(exit_code=SPEC_REJECTED, reason=str(error)))
             return
         except OSError as error:  # may be temporary or specific to this node: the run is retried
-            self._save_end(EngineEnd(exit_code=os.EX_IOERR, reason=f"the engine could not be started: {error}"))
+            self._save_end(EngineEnd(exit_code=os.EX_IOERR, reason=START_FAILED.format(error), node_failed=True))
             return
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
@@ -185,12 +188,18 @@ class Supervisor:
         """Send the outcome until the platform responds, then delete the attempt's folder."""
         if self.engine_started and not self.reported_running and not self.fenced:
             self._heartbeat()  # a short run must still be reported as running
-        end = self.folder.engine_end()
+        end = self.end or self.folder.engine_end()
         lines = last_lines(self.folder, self.uploader.redactor)
         finished = find_root_cause(self.uploader.finished, self.folder, self.uploader.redactor)
         if lost_peer(finished) and self.claim.claimed.rendezvous is not None:
             self._wait_for_peer_report()
-        outcome = build_outcome(self.claim.epoch, end, finished, lines, self.uploader.lost)
+        texts = [
+            self.disk_error,
+            *lines,
+            *(reported.reason for reported in (end, finished) if reported is not None and reported.reason),
+        ]
+        disk_full = find_full_disk(texts, [self.folder.path, self.uploader.store.root])
+        outcome = build_outcome(self.claim.epoch, end, finished, lines, self.uploader.lost, disk_full)
         wait_s = 0.5
         while not self._send_outcome(outcome):
             if self.shutdown.wait(wait_s):
@@ -215,7 +224,13 @@ class Supervisor:
         return True
 
     def _save_end(self, end: EngineEnd) -> None:
-        write_private(self.folder.end_file, end.model_dump_json())
+        """Keep the end, also on disk for a later supervisor, which without it reports that this one was killed."""
+        self.end = end
+        try:
+            write_private(self.folder.end_file, end.model_dump_json())
+        except OSError as error:
+            self.disk_error = str(error)
+            log.warning("disk", attempt=self.folder.attempt_id, detail=str(error))
 
     def _on_started(self) -> None:
         self.engine_started = True
@@ -227,23 +242,31 @@ def lease_margin_s(lease_s: float) -> float:
     return min(float(os.environ.get(LEASE_MARGIN, DEFAULT_LEASE_MARGIN_S)), lease_s / 3)
 
 
-def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> SavedClaim | None:
-    """The saved claim of an earlier supervisor, or a new claim; None if it is rejected or the platform does not respond."""
-    saved = folder.saved_claim()
-    if saved is not None:
-        return saved
+def claim_attempt(attempt_id: int, epoch: int, node: NodeIdentity) -> SavedClaim | None:
+    """Claim an attempt; None if it is rejected or the platform does not respond."""
     try:
         with closing(PlatformApi(node.platform_url, node.node_token)) as api:
-            claimed = api.claim(folder.attempt_id, epoch, own_address(node.platform_url))
+            return SavedClaim(epoch=epoch, claimed=api.claim(attempt_id, epoch, own_address(node.platform_url)))
     except (RefusedError, UnacceptableError) as error:
-        log.info("claim_refused", attempt=folder.attempt_id, epoch=epoch, detail=str(error))
-        return None
+        log.info("claim_refused", attempt=attempt_id, epoch=epoch, detail=str(error))
     except Unreachable as error:  # retried after the agent's next heartbeat
-        log.info("platform_away", attempt=folder.attempt_id, detail=str(error)[:200])
-        return None
-    saved = SavedClaim(epoch=epoch, claimed=claimed)
-    write_private(folder.claim_file, saved.model_dump_json())
-    return saved
+        log.info("platform_away", attempt=attempt_id, detail=str(error)[:200])
+    return None
+
+
+def report_unusable_disk(attempt_id: int, claim: SavedClaim, node: NodeIdentity, error: OSError) -> None:
+    """Report that the attempt's files cannot be written, so that the run continues elsewhere or later.
+
+    A report that does not arrive is not repeated: nothing can be saved for it. The lease then expires.
+    """
+    log.error("disk", attempt=attempt_id, detail=str(error))
+    disk_full = find_full_disk([str(error)], [WorkerFolder.from_environment().path])
+    end = EngineEnd(exit_code=os.EX_IOERR, reason=START_FAILED.format(error), node_failed=True)
+    try:
+        with closing(PlatformApi(node.platform_url, claim.claimed.attempt_token)) as api:
+            api.report_outcome(attempt_id, build_outcome(claim.epoch, end, None, [], disk_full=disk_full))
+    except (RefusedError, UnacceptableError, Unreachable) as refused:
+        log.warning("outcome_lost", attempt=attempt_id, detail=str(refused)[:200])
 
 
 def supervise(attempt_id: int, epoch: int) -> int:
@@ -253,22 +276,35 @@ def supervise(attempt_id: int, epoch: int) -> int:
     node = worker.identity()
     if node is None:
         raise SystemExit("this node has not joined a platform: oppo worker join URL TOKEN")
-    folder = worker.attempt(attempt_id)
-    with folder.locked(epoch) as acquired:
-        if not acquired:
-            return 0
-        claim = claim_attempt(folder, epoch, node)
-        if claim is None:
-            folder.remove()
-            return 0
-        supervisor = Supervisor(folder, claim, node)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: supervisor.stop())
+    folder, claim = worker.attempt(attempt_id), None
+    with ExitStack() as stack:
         try:
-            supervisor.run()
-        except TimeoutError as error:
-            # A process hangs in the kernel. The agent reports the devices as unhealthy and starts a supervisor again.
-            log.error("engine_does_not_end", attempt=attempt_id, detail=str(error))
-            write_private(folder.stuck_file, f"attempt {attempt_id} could not be cleaned up: {error}")
-            return 1
+            if not stack.enter_context(folder.locked(epoch)):
+                return 0
+            claim = folder.saved_claim()  # of an earlier supervisor
+            if claim is None:
+                claim = claim_attempt(attempt_id, epoch, node)
+                if claim is None:
+                    folder.remove()
+                    return 0
+                write_private(folder.claim_file, claim.model_dump_json())
+        except OSError as error:
+            claim = claim or claim_attempt(attempt_id, epoch, node)
+            if claim is not None:
+                report_unusable_disk(attempt_id, claim, node, error)
+            return 0
+        return _supervise_claimed(folder, claim, node)
+
+
+def _supervise_claimed(folder: AttemptFolder, claim: SavedClaim, node: NodeIdentity) -> int:
+    supervisor = Supervisor(folder, claim, node)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: supervisor.stop())
+    try:
+        supervisor.run()
+    except TimeoutError as error:
+        # A process hangs in the kernel. The agent reports the devices as unhealthy and starts a supervisor again.
+        log.error("engine_does_not_end", attempt=folder.attempt_id, detail=str(error))
+        write_private(folder.stuck_file, f"attempt {folder.attempt_id} could not be cleaned up: {error}")
+        return 1
     return 0

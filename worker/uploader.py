@@ -195,7 +195,7 @@ class Uploader:
     def _register_checkpoints(self) -> None:
         while self._unregistered:
             event = self._unregistered[0]
-            if self.pins.pin(self._checkpoint_folder(event)):
+            if self._pin(self._checkpoint_folder(event)):
                 request = CheckpointRegistration(
                     epoch=self.claim.epoch,
                     step=event.step,
@@ -209,6 +209,16 @@ class Uploader:
                 except (RefusedError, UnacceptableError) as error:
                     log.warning("checkpoint_refused", attempt=self.attempt_id, step=event.step, detail=str(error))
             self._unregistered.pop(0)
+
+    def _pin(self, folder: Path | None) -> bool:
+        """Pin a checkpoint; False if it is deleted. After the engine's end nothing deletes it: a full disk does not matter."""
+        try:
+            return self.pins.pin(folder)
+        except OSError as error:
+            if not self._closing.is_set():
+                raise
+            log.warning("disk", attempt=self.attempt_id, detail=str(error))
+            return folder is not None and folder.is_dir()
 
     def _checkpoint_folder(self, event: CheckpointEvent) -> Path | None:
         """The checkpoint's folder, which may be deleted already; None if it is outside the run's folder."""

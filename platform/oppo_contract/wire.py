@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from oppo_contract.events import Event, WireModel
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 # The platform serves workers of this version and the one before. Others get no new attempts (the nodes page says so); their
 # running attempts continue. Update the platform first.
 SUPPORTED_VERSIONS = (WIRE_VERSION - 1, WIRE_VERSION)
@@ -41,6 +41,7 @@ ADDED_IN_VERSION: dict[tuple[str, str], int] = {
     ("NodeHeartbeat", "disks"): 4,
     ("NodeOrders", "delete"): 4,
     ("AttemptOrders", "spare"): 4,
+    ("NodeHeartbeat", "time"): 5,
 }
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
@@ -66,12 +67,13 @@ class DeviceReport(WireModel):
 class CatalogueEntry(WireModel):
     """A model or prompts below a worker's roots; `id` is the path below the root, with forward slashes.
 
-    Kind `hub` with the id `any model` says that the worker downloads models by hub id. An entry with a `problem` is listed and
-    refused at submit.
+    Kind `hub` with the id `any model` says that the worker downloads models by hub id. Kinds `rule` and `reward_host` (from
+    version 5 on): an installed rule, and a reward service that runs may use, as `host` (ports 80 and 443) or `host:port`. An
+    entry with a `problem` is listed and refused at submit.
     """
 
     id: str = Field(min_length=1, max_length=MAX_ID)
-    kind: Literal["model", "prompts", "hub"]
+    kind: Literal["model", "prompts", "hub", "rule", "reward_host"]
     bytes: int = Field(ge=0)
     architecture: str = Field("", max_length=MAX_ARCHITECTURE)
     task: Literal["causal_lm", "sequence_classification", ""] = ""
@@ -135,6 +137,7 @@ class NodeHeartbeat(WireModel):
     catalogue: list[CatalogueEntry] | None = None
     deleted: list[DeletionResult] = Field(default_factory=list, description="Results of `NodeOrders.delete`.")
     disks: list[DiskReport] = Field(default_factory=list)
+    time: float | None = Field(None, description="The node's clock, seconds since 1970.")
 
 
 class LaunchOrder(WireModel):
@@ -283,10 +286,13 @@ EngineText = Annotated[str, AfterValidator(_without_nul)]
 
 
 class Outcome(WireModel):
-    """How the engine ended. Sent when no process of the engine is left, so the node's devices are free."""
+    """How the attempt ended. Sent when no process of the engine is left, so the node's devices are free.
+
+    `node_failed` (from version 5 on): the node ended it, not the engine, such as by a full disk.
+    """
 
     epoch: int
-    outcome: Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
+    outcome: Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "node_failed"]
     exit_code: int | None = None
     reason: EngineText = Field(max_length=4000)
     last_log_lines: list[EngineText] = Field(default_factory=list, max_length=200)

@@ -79,7 +79,7 @@ def test_new_supervisor_reports_after_a_killed_one(bench, tools) -> None:
     tools.eventually(lambda: len(attempt.kinds("step")) > 3)
     psutil.Process(bench.folder.attempt(1).supervisor_pid()).kill()
     tools.eventually(lambda: attempt.outcome, "an outcome")
-    assert attempt.outcome["outcome"] == "engine_died"  # also when its engine was quick and saved before it went
+    assert attempt.outcome["outcome"] == "node_failed"  # also when its engine was quick and saved before it went
     assert bench.platform.requests.count("attempts/1/claim") == 1
 
 

@@ -20,7 +20,7 @@ import structlog
 from oppo_contract.model_folder import ModelFolderError, check_links, count_weights, find, find_model, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
-from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
+from worker.catalogue import Catalogue, CatalogueScanner, _parse_config, reward_entries
 
 HEADER = b'{"a": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(24)
@@ -406,3 +406,12 @@ def test_the_parts_of_two_splits_are_not_offered_as_one_set(root: Path) -> None:
     ids = {entry.id for entry in catalogue.entries}
     assert {"gsm/train-00000-of-00001.jsonl", "gsm/test-00000-of-00001.jsonl"} <= ids
     assert "gsm" not in ids
+
+
+def test_rules_and_allowed_reward_services_are_reported(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPPO_REWARD_HOSTS", "judge.internal:8080, judge.example.org")
+    told = {(entry.kind, entry.id) for entry in tools.eventually(CatalogueScanner([tmp_path]).unsent)}
+    assert {("rule", "letters:score"), ("rule", "math:verify")} <= told
+    assert {id for kind, id in told if kind == "reward_host"} == {"judge.internal:8080", "judge.example.org"}
+    monkeypatch.setenv("OPPO_ENGINE_COMMAND", "/other/python -m oppo_core")  # its packages are not known here
+    assert reward_entries() == []

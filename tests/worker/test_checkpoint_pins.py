@@ -111,6 +111,6 @@ def test_missing_checkpoint_does_not_fail_the_run(bench) -> None:
     attempt = bench.attempt(steps=20)
     attempt.resume_from = CheckpointRef(step=5, url=f"{attempt.artifact_url}/checkpoints/step-00000005", manifest_sha256="0" * 64)
     assert bench.supervise().wait() == 0
-    assert attempt.outcome["outcome"] == "engine_died"
+    assert attempt.outcome["outcome"] == "node_failed"
     assert "step-00000005 is missing" in attempt.outcome["reason"]
     assert not attempt.events["engine"]

@@ -122,7 +122,7 @@ def test_an_engine_dies_with_its_forked_supervisor_and_the_next_one_reports(benc
     assert is_warm(engine)
     psutil.Process(bench.folder.attempt(1).supervisor_pid()).kill()
     tools.eventually(lambda: attempt.device_was_free, "the next supervisor's report, and a free device")
-    assert attempt.outcome["outcome"] == "engine_died"
+    assert attempt.outcome["outcome"] == "node_failed"
     assert gone(engine)
     assert bench.platform.requests.count("attempts/1/claim") == 1
 

@@ -131,7 +131,7 @@ def test_failed_mount_ends_the_attempt_not_the_run(supervisor: Supervisor, tmp_p
     supervisor._start_engine()
     assert supervisor.engine is None
     told = build_outcome(1, supervisor.folder.engine_end(), None, [])
-    assert told.outcome == "engine_died"
+    assert told.outcome == "node_failed"
     assert told.reason.startswith("the engine could not be started: [Errno 20] Not a directory")
 
 

@@ -132,7 +132,7 @@ def test_attempt_ends_if_requested_events_are_gone(bench, tools) -> None:
     with bench.platform.lock:
         lose(attempt, bench.folder.attempt(1).engine_events)
     assert process.wait() == 0
-    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("engine_died", LOST)
+    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("node_failed", LOST)
     assert attempt.device_was_free
     assert len(attempt.events["engine"]) == 4, "nothing is told as if it came next"
 
@@ -144,10 +144,10 @@ def test_undeliverable_training_does_not_count(bench, tools) -> None:
     events = bench.folder.attempt(1).engine_events
     bench.away(until=lambda: b'"finished"' in events.read_bytes() and not lose(attempt, events))
     assert process.wait() == 0
-    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("engine_died", LOST)
+    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("node_failed", LOST)
 
 
-@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), (None, "engine_died")])
+@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), (None, "node_failed")])
 def test_signal_and_failure_take_precedence_over_lost_events(wish, outcome) -> None:
     event = {"producer": "engine", "seq": 9, "time": 0.0, "step": 3}
     stopped = FinishedEvent(**event, outcome="stopped", reason="asked to stop")
@@ -289,7 +289,7 @@ def test_a_killed_supervisor_takes_its_engine_along_and_the_next_one_reports(ben
     assert bench.supervise().wait() == 0
     assert bench.platform.requests.count("attempts/1/claim") == 1
     assert len(steps_of(attempt)) == on_disk
-    assert attempt.outcome["outcome"] == "engine_died"  # also when its engine was quick and saved before it went
+    assert attempt.outcome["outcome"] == "node_failed"  # also when its engine was quick and saved before it went
     assert attempt.device_was_free
     assert not bench.folder.attempt(1).path.exists()
 

@@ -210,6 +210,13 @@ def announce_end(run_id: int) -> int:
     return changes + close_all(run, f"The run has {'ended' if run.state == RunState.CANCELLED else run.state}.")
 
 
+def announce_node_failure(run_id: int, why: str) -> None:
+    """Announce that a node ended an attempt of the run, whose lock the caller holds, and that the run continues."""
+    run = with_related(Run.objects.all()).get(pk=run_id)
+    if team_rules(run.project.team_id)[Condition.NODE_FAILED].on and not Silence.objects.filter(run=run).exists():
+        open_alert(run, Condition.NODE_FAILED, why)
+
+
 def _endings(run: Run) -> list[tuple[Condition, str]]:
     why = run.error or run.reason
     if run.state == RunState.SUCCEEDED:

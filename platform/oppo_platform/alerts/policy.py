@@ -19,6 +19,7 @@ class Condition(StrEnum):
     """Conditions of a run that alerts report."""
 
     FAILED = "failed"
+    NODE_FAILED = "node_failed"
     FINISHED = "finished"
     NOT_FINITE = "not_finite"
     STALLED = "stalled"
@@ -28,7 +29,7 @@ class Condition(StrEnum):
 
 
 # Announced once, closed when they open; all others stay open while they hold.
-ANNOUNCEMENTS = frozenset({Condition.FAILED, Condition.FINISHED})
+ANNOUNCEMENTS = frozenset({Condition.FAILED, Condition.NODE_FAILED, Condition.FINISHED})
 # Closed when the run holds no devices; the others are about training results, which do not change meanwhile.
 DEVICE_CONDITIONS = frozenset({Condition.STALLED, Condition.BUBBLE_ABOVE})
 # Hysteresis: share of the threshold by which a value must return before its alert closes.
@@ -71,6 +72,7 @@ class Limits(NamedTuple):
 
 DEFAULTS: dict[Condition, Rule] = {
     Condition.FAILED: Rule(),
+    Condition.NODE_FAILED: Rule(),
     Condition.FINISHED: Rule(),
     Condition.NOT_FINITE: Rule(window_steps=20),
     Condition.STALLED: Rule(threshold=10.0),

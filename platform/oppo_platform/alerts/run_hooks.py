@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db.models import Q
 
+from oppo_platform.alerts.evaluator import announce_node_failure
 from oppo_platform.alerts.models import Alert, Ending
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.selectors import open_alerts, silent
@@ -16,6 +17,7 @@ def register() -> None:
     """Register the hooks, once when Django starts."""
     transitions.ON_END.append(lambda run_id: Ending.objects.create(run_id=run_id))
     transitions.ON_REOPEN.append(_withdraw_end)
+    transitions.ON_NODE_FAILED.append(announce_node_failure)
     selectors.ANNOTATIONS.update(open_alerts=open_alerts, is_silent=silent)
     description = "an open alert: a condition, or any"
     filtering.ADDED_FIELDS["alert"] = filtering.Field(description, [ANY_ALERT, *Condition], _with_alert)

@@ -10,6 +10,7 @@ Sentence = Callable[[float, Rule], str]  # from the value and the rule that it v
 
 TITLES = {
     Condition.FAILED: "Failed",
+    Condition.NODE_FAILED: "Node failed",
     Condition.FINISHED: "Finished",
     Condition.NOT_FINITE: "Not finite",
     Condition.STALLED: "Stalled",
@@ -19,6 +20,7 @@ TITLES = {
 }
 MEANINGS = {
     Condition.FAILED: "The run ended with an error.",
+    Condition.NODE_FAILED: "The run's node ended an attempt: a full disk, or its worker was killed. The run is retried.",
     Condition.FINISHED: "The run finished: all steps done, or a budget limit reached.",
     Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped because of it.",
     Condition.STALLED: f"No step for this many minutes and for {STALL_PACES:g} typical step times.",

@@ -125,6 +125,22 @@ def _resolve(target: Target) -> tuple[socket.AddressFamily, Any]:
     return family, address
 
 
+def check_host(host: str) -> None:
+    """Refuse a webhook's host that is itself an inner address. Names are resolved and checked at each delivery.
+
+    Raises:
+        UrlNotAllowed: it is an address that webhooks may not reach, or this machine's own name.
+    """
+    name = host.rstrip(".").lower()
+    address = "127.0.0.1" if name == "localhost" or name.endswith(".localhost") else name
+    try:
+        if ":" not in address:
+            address = socket.inet_ntoa(socket.inet_aton(address))  # also `127.1` and `0x7f000001`, as resolvers read them
+    except OSError:  # a name
+        return
+    _check(host, address)
+
+
 def _check(host: str, address: str) -> None:
     if why := address_error(address, private_allowed=host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS):
         raise UrlNotAllowed(f"{host} is not allowed: {why}.")

@@ -18,7 +18,7 @@ from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.services import parse_conditions
 from oppo_platform.alerts.url_policy import UrlNotAllowed, parse_target
-from oppo_platform.alerts.webhook_http import new_secret
+from oppo_platform.alerts.webhook_http import check_host, new_secret
 
 MAX_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10
@@ -47,6 +47,7 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
     url = url.strip()
     try:
         target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
+        check_host(target.host)
     except UrlNotAllowed as error:
         raise AccountError(str(error)) from None
     Team.objects.select_for_update(no_key=True).get(pk=team.pk)

@@ -31,6 +31,7 @@ class Node(models.Model):
     pool = models.ForeignKey(Pool, null=True, on_delete=models.PROTECT, related_name="nodes")
     drained_at = models.DateTimeField(null=True)
     drain_reason = models.CharField(max_length=300, blank=True)
+    clock_skew_s = models.FloatField(null=True, help_text="Its clock minus the platform's at the last heartbeat that had it.")
     wire_version = models.PositiveSmallIntegerField(default=1, help_text="What its worker speaks (`oppo_contract.wire`).")
 
     def __str__(self) -> str:
@@ -95,11 +96,11 @@ class JoinToken(models.Model):
 
 
 class CatalogueItem(models.Model):
-    """A model or a prompt file that a node's worker can read (`oppo_contract.wire.CatalogueEntry`)."""
+    """What a node's worker can use: a model, a prompt file, a rule, … (`oppo_contract.wire.CatalogueEntry`)."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="catalogue")
     entry_id = models.CharField(max_length=1024)
-    kind = models.CharField(max_length=8)
+    kind = models.CharField(max_length=16)
     bytes = models.PositiveBigIntegerField()
     architecture = models.CharField(max_length=200, blank=True)
     task = models.CharField(max_length=32, blank=True)

@@ -77,12 +77,13 @@ def update_node(node_id: int, heartbeat: wire.NodeHeartbeat, now: datetime) -> t
     node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
     node.last_seen_at, node.wire_version = now, heartbeat.wire_version
+    node.clock_skew_s = heartbeat.time - now.timestamp() if heartbeat.time is not None else None
     if heartbeat.catalogue is not None:
         _replace_catalogue(node, heartbeat.catalogue)
         node.catalogue_at = now
     if node.pool_id is None and heartbeat.devices:
         node.pool = get_or_create_pool(heartbeat.devices, now)
-    node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
+    node.save(update_fields=["last_seen_at", "wire_version", "clock_skew_s", "catalogue_at", "pool"])
     return node, heartbeat.catalogue is not None or not fresh
 
 

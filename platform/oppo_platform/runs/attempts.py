@@ -16,13 +16,14 @@ from typing import Any, Literal
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Max
 from pydantic import ValidationError
 
 from oppo_contract import wire
 from oppo_contract.retired import replace_retired_settings
 from oppo_contract.sections.secrets import secret_names
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
-from oppo_contract.states import RunState
+from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
@@ -39,8 +40,8 @@ from oppo_platform.runs.launches import (
 )
 from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
 from oppo_platform.runs.resume_sources import pinned_for_forks, starting_runs
-from oppo_platform.runs.retry_decision import DIED, AttemptEnd, RetryPolicy, verdict
-from oppo_platform.runs.transitions import AttemptRefused, move_run
+from oppo_platform.runs.retry_decision import DIED, ENGINE_DIED, NODE_FAILED, AttemptEnd, RetryPolicy, verdict
+from oppo_platform.runs.transitions import ON_NODE_FAILED, AttemptRefused, move_run
 from oppo_platform.tokens import new_token
 
 # Order to the supervisor of a run that is stopping.
@@ -237,14 +238,25 @@ def _end_with_outcome(run: Run, attempt: Attempt, outcome: wire.Outcome, node: N
 
 def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
     """Move the run after the end of an attempt; `retry_decision.verdict` decides."""
-    deaths = Attempt.objects.filter(run=run, epoch__gt=run.retried_after, outcome__in=DIED).count()
-    ended = AttemptEnd(attempt.outcome, reason, lines, deaths, attempt.exit_code)
+    ended = AttemptEnd(attempt.outcome, reason, lines, _deaths(run, attempt.outcome), attempt.exit_code)
     after = verdict(ended, run.state, run.reason, build_retry_policy(run), describe_resume(run))
     run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None
     if after.exclude_node and node_id not in run.excluded_nodes:
         run.excluded_nodes = [*run.excluded_nodes, node_id]
     run.save(update_fields=["not_before", "excluded_nodes"])
     move_run(run, after.state, after.why, actor)
+    if attempt.outcome == "node_failed" and after.state not in ENDED:
+        for hook in ON_NODE_FAILED:
+            hook(run.pk, after.why)
+
+
+def _deaths(run: Run, outcome: str) -> int:
+    """Attempts that died as this one did, since a user's retry; by their nodes only since the newest checkpoint's attempt."""
+    attempts = Attempt.objects.filter(run=run, epoch__gt=run.retried_after)
+    if outcome not in NODE_FAILED:
+        return attempts.filter(outcome__in=ENGINE_DIED).count()
+    progress = Checkpoint.objects.filter(run=run).aggregate(epoch=Max("attempt__epoch"))["epoch"] or 0
+    return attempts.filter(outcome__in=NODE_FAILED, epoch__gte=progress).count()
 
 
 def build_retry_policy(run: Run) -> RetryPolicy:
@@ -253,7 +265,8 @@ def build_retry_policy(run: Run) -> RetryPolicy:
         retries = Retries.model_validate(run.spec.get("retries", {}))
     except ValidationError:  # otherwise its end could never be processed
         retries = Retries()
-    return RetryPolicy(retries.attempts or settings.OPPO_MAX_ATTEMPTS, retries.backoff_s, tuple(retries.rules))
+    attempts = retries.attempts or settings.OPPO_MAX_ATTEMPTS
+    return RetryPolicy(attempts, settings.OPPO_MAX_NODE_FAILURES, retries.backoff_s, tuple(retries.rules))
 
 
 def describe_resume(run: Run) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from urllib.parse import urlsplit
 
 from oppo_contract.model_folder import may_be_hub_id
 from oppo_contract.presets import command_for
@@ -15,6 +16,8 @@ from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
 from oppo_contract.spec_errors import SpecProblem, nearest_match
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,10 @@ class NodeOffer:
     problems: Mapping[str, str] = field(default_factory=dict)
     hub: bool = False
     """Whether it downloads models by hub id."""
+    rules: frozenset[str] | None = None
+    """Names of the rules that its engine finds; None if it does not report them."""
+    reward_hosts: frozenset[str] = frozenset()
+    """Reward services that its operator allows, as `host` or `host:port`; reported with the rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ def find_problems(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = Tru
         return problems
     if not offers:
         return [SpecProblem("", "cannot be checked because no worker is connected; start a worker and submit again")]
-    problems = [*_missing(spec, offers), *_unfit(spec, offers), *_too_large(spec, offers)]
+    problems = [*_missing(spec, offers), *_unknown_rewards(spec, offers), *_unfit(spec, offers), *_too_large(spec, offers)]
     return problems or list(_scattered(spec, offers))
 
 
@@ -131,6 +138,44 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
     for path, file in required_files(spec):
         if file not in prompts:
             yield _unknown(path, file, prompts, "prompts file", problems)
+
+
+def required_rewards(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Rules, and reward services as `host:port`, by the path of their field."""
+    sources = [(path.removesuffix(".model"), source) for path, source in spec.models.reward.sources_by_path()]
+    rules = {f"{path}.rule": source.rule for path, source in sources if source.rule is not None}
+    services = {f"{path}.http.url": host_port(source.http.url) for path, source in sources if source.http is not None}
+    return rules, services
+
+
+def host_port(url: str) -> str:
+    """`host:port` of a reward service's URL."""
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{host}:{parts.port or DEFAULT_PORTS.get(parts.scheme, 443)}"
+
+
+def allows_host(offer: NodeOffer, service: str) -> bool:
+    """Whether the operator allows a reward service, `host:port`; an entry without a port allows 80 and 443."""
+    host, _, port = service.rpartition(":")
+    return service in offer.reward_hosts or (port in ("80", "443") and host in offer.reward_hosts)
+
+
+def _unknown_rewards(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    """Rules that no worker has, and services that none may use, if all workers report theirs."""
+    if any(offer.rules is None for offer in offers):
+        return
+    rules, services = required_rewards(spec)
+    known = sorted({name for offer in offers for name in offer.rules or ()})
+    for path, rule in rules.items():
+        if rule not in known:
+            reason = "is not registered on any connected worker; install the package that has it in the engine's environment"
+            yield SpecProblem(path, reason, rule, "one of " + ", ".join(known[:20]) if known else "", nearest_match(rule, known))
+    hosts = sorted({host for offer in offers for host in offer.reward_hosts})
+    for path, service in services.items():
+        if not any(allows_host(offer, service) for offer in offers):
+            reason = f"is not allowed on any connected worker; its operator can allow it with OPPO_REWARD_HOSTS={service}"
+            yield SpecProblem(path, reason, service, "one of " + ", ".join(hosts[:20]) if hosts else "")
 
 
 def hub_models(spec: RunSpec, offers: Sequence[NodeOffer]) -> set[str]:
@@ -219,9 +264,14 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
     hub = hub_models(spec, offers)
     ids = {w.id for w in required_models(spec)} - hub
     files = {file for _, file in required_files(spec)}
-    whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts and (o.hub or not hub)]
+    rules, services = required_rewards(spec)
+    whole = [
+        offer for offer in offers
+        if ids <= offer.models.keys() and files <= offer.prompts and (offer.hub or not hub)
+        and (offer.rules is None or ({*rules.values()} <= offer.rules and all(allows_host(offer, s) for s in services.values())))
+    ]  # fmt: skip
     if not whole:
-        yield SpecProblem("", "needs models and prompts that are on different workers; no single worker has them all")
+        yield SpecProblem("", "needs models, prompts and rewards that are on different workers; no single worker has them all")
     else:
         yield from _too_large(spec, whole, " holding the models and prompts")
 

@@ -38,6 +38,8 @@ def node_offers() -> list[NodeOffer]:
             },
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
             hub=any(c.kind == "hub" for c in node.catalogue.all()),
+            rules=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "rule") or None,  # we have some ourselves
+            reward_hosts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "reward_host"),
             problems=disconnected | {c.entry_id: c.problem for c in node.catalogue.all() if c.problem},
         )
         for node in nodes

@@ -22,6 +22,8 @@ from oppo_platform.runs.models import Run, Transition
 # Called with the run's id at its end. Apps above `runs` add theirs in `AppConfig.ready`.
 ON_END: list[Callable[[int], None]] = []
 ON_REOPEN: list[Callable[[int], None]] = []
+# Called with the run's id and the reason, in the transaction in which an attempt ended by its node and the run continues.
+ON_NODE_FAILED: list[Callable[[int, str], None]] = []
 
 
 AttemptConflict = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]

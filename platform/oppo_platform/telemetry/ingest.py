@@ -101,7 +101,8 @@ def _apply(attempt: Attempt, events: list[Event]) -> None:
     for kind, writer in WRITERS.items():
         if by_kind[kind]:
             writer(attempt, by_kind[kind])
-    _advance_run(run, attempt, by_kind[StepEvent])
+    steps = by_kind[StepEvent]
+    _advance_run(run, attempt, steps, _write_steps(attempt, steps) if steps else frozenset())
 
 
 def _refuse_deleted(run: Run) -> None:
@@ -109,14 +110,19 @@ def _refuse_deleted(run: Run) -> None:
         raise AttemptRefused("ended", f"Run {run.pk} has been deleted; its events are no longer stored.")
 
 
-def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
-    """Update the fields that lists and page headers show, under the run's lock; a fenced attempt changes only the cursor."""
+def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent], dropped: frozenset[str]) -> None:
+    """Update the fields that lists and page headers show, under the run's lock; a fenced attempt changes only the cursor.
+
+    `dropped`: metrics beyond the run's limit, which are not stored here either.
+    """
     run.cursor += 1
     changed = ["cursor"]
     if steps and attempt.epoch == run.epochs:
         newest = steps[-1]
         for event in steps:
-            run.latest.update({key: finite(value) for key, value in event.metrics.items()})
+            run.latest.update({key: finite(value) for key, value in event.metrics.items() if key not in dropped})
+        if len(run.latest) > settings.OPPO_MOST_SERIES:  # with those of earlier attempts
+            run.latest = {key: value for key, value in run.latest.items() if key in newest.metrics}
         run.latest.update(dict.fromkeys(_stale_device_metrics(run.latest, newest.metrics)))
         run.bubble = _bubble(run.latest)
         run.step, run.elapsed_s = newest.step, finite(newest.elapsed_s) or 0.0
@@ -163,7 +169,8 @@ def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
     )
 
 
-def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
+def _write_steps(attempt: Attempt, events: list[StepEvent]) -> frozenset[str]:
+    """Store metrics and axes; returns the metrics that were not stored because the run has too many."""
     if attempt.first_step is None or events[0].step < attempt.first_step:
         Attempt.objects.filter(pk=attempt.pk).update(first_step=events[0].step)
     dropped = write_steps(attempt, events)
@@ -171,6 +178,7 @@ def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
         limit = f"This run has {settings.OPPO_MOST_SERIES} metrics, the limit for a run (OPPO_MOST_SERIES)."
         text = f"{limit} Further metrics are not stored, such as {dropped[0]}."
         LogLine.objects.create(attempt=attempt, stream=PLATFORM_STREAM, text=text, time=_time(events[-1]))
+    return frozenset(dropped)
 
 
 def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:
@@ -242,7 +250,6 @@ def _storable(value: Any) -> Any:
 # `CheckpointEvent` and `FinishedEvent` are not stored: supervisors register checkpoints and outcomes by API calls of their own.
 WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     StartedEvent: _write_start,
-    StepEvent: _write_steps,
     SpansEvent: _write_spans,
     DecisionEvent: _write_decisions,
     SamplesEvent: _write_samples,

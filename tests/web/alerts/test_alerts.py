@@ -389,3 +389,38 @@ def test_silencing_over_http_is_for_who_may_steer(training):
         assert world.login(name).post(path, {"silent": True}, content_type="application/json").status_code == status
     history = world.login("ada").get(f"/api/v1/runs/{run.pk}/events?kinds=change").json()["items"]
     assert history[0]["text"] == "Alerts silenced."
+
+
+DISK = "the disk of /data is too full, 0.0 of 64 GB free: the engine exited with status 1"
+
+
+def test_a_node_that_ended_an_attempt_is_announced_once(training):
+    """The run goes on by itself, but somebody must free the disk."""
+    world, run, tell = training
+    for _ in range(2):  # its supervisor may repeat the report
+        end(tell, "node_failed", DISK)
+    alert = Alert.objects.get()
+    assert (alert.condition, alert.closed_at, alert.team) == (C.NODE_FAILED, world.clock.now(), world.team)
+    assert alert.why.startswith(DISK)
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
+@pytest.mark.parametrize("silence", ["rule", "run", "limit"])
+def test_a_node_failure_is_not_announced_where_nobody_wants_it(training, settings, silence):
+    world, run, tell = training
+    if silence == "rule":
+        set_rules(world.people["ada"], world.team, {**team_rules(world.team.pk), C.NODE_FAILED: Rule(on=False)})
+    elif silence == "run":
+        services.silence(world.people["ada"], run.pk, True)
+    else:
+        settings.OPPO_MAX_NODE_FAILURES = 1  # it has failed for good, which is announced instead
+    end(tell, "node_failed", DISK)
+    evaluate_runs()
+    assert conditions() == ([C.FAILED] if silence == "limit" else [])
+
+
+def test_an_engine_that_died_by_itself_is_no_node_failure(training):
+    _, _, tell = training
+    end(tell, "engine_died", "killed by signal 9")
+    assert conditions() == []

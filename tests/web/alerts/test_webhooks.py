@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from oppo_platform.accounts.models import AuditEntry
+from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.delivery import deliver_due
 from oppo_platform.alerts.lifecycle import close_alert, open_alert, with_related
@@ -365,3 +366,22 @@ def test_old_deliveries_are_forgotten(hooked):
     world.clock.advance(31 * 86_400)
     deliver_due()
     assert not Delivery.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "sub.localhost.", "10.1.2.3", "169.254.169.254", "[::1]", "[fe80::1]", "2130706433", "127.1"],
+)
+def test_inner_addresses_are_refused_when_they_are_entered(world, host):
+    with pytest.raises(AccountError, match="is not allowed"):
+        webhooks.add_webhook(world.people["ada"], world.team, f"https://{host}/hook", ALL)
+    assert not Webhook.objects.exists()
+
+
+def test_inner_addresses_that_the_operator_allows_are_accepted(world, settings):
+    settings.OPPO_WEBHOOK_PRIVATE_HOSTS = ["10.1.2.3", "hooks.internal"]
+    for host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS:
+        webhooks.add_webhook(world.people["ada"], world.team, f"https://{host}/hook", ALL)
+    settings.OPPO_WEBHOOK_PRIVATE_HOSTS = ["169.254.169.254"]
+    with pytest.raises(AccountError, match=r"169\.254"):
+        webhooks.add_webhook(world.people["ada"], world.team, "https://169.254.169.254/latest", ALL)

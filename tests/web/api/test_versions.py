@@ -11,8 +11,8 @@ from oppo_platform.cluster.models import Node
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Attempt, Run
 
-RECORDED = Path(__file__).with_name("recorded") / "wire-3.json"
-BEFORE = {wire.VERSION_HEADER: "3"}
+RECORDED = Path(__file__).with_name("recorded") / "wire-4.json"
+BEFORE = {wire.VERSION_HEADER: "4"}
 NEWER = {wire.VERSION_HEADER: str(wire.WIRE_VERSION + 1)}
 
 
@@ -24,9 +24,9 @@ def say(path, body, token, **headers):
 
 
 @pytest.mark.skipif(
-    3 not in wire.SUPPORTED_VERSIONS, reason="version 3 is not spoken any more; record the conversation of the version before"
+    4 not in wire.SUPPORTED_VERSIONS, reason="version 4 is not supported any more; record the calls of the version before"
 )
-def test_a_worker_of_version_3_is_served_from_join_to_outcome(world, settings):
+def test_a_worker_of_version_4_is_served_from_join_to_outcome(world, settings):
     tokens, known = {"join": world.join_token}, {"artifacts": settings.OPPO_ARTIFACT_ROOT}
     for call in json.loads(RECORDED.read_text())["calls"]:
         if call.get("do") == "submit":
@@ -94,7 +94,7 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     run.refresh_from_db()
     assert (run.state, second.state) == ("succeeded", "queued")
     page = world.login("ada").get("/sharing").content.decode()
-    assert f"its worker uses protocol version {version}, the platform supports 3 and 4" in page
+    assert f"its worker uses protocol version {version}, the platform supports 4 and 5" in page
     assert beat(worker, wire.WIRE_VERSION).status_code == 200  # updated
     world.cycle()
     second.refresh_from_db()

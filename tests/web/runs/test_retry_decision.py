@@ -6,10 +6,19 @@ from hypothesis import strategies as st
 
 from oppo_contract.sections.run import LogRule, Retries
 from oppo_contract.states import HOLDING_DEVICES, RunState, can_transition
+from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.retry_decision import LONGEST_BACKOFF_S, AttemptEnd, RetryPolicy, backoff_s, first_rule, verdict
+from oppo_platform.runs.retry_decision import (
+    LONGEST_BACKOFF_S,
+    NODE_FAILED,
+    AttemptEnd,
+    RetryPolicy,
+    backoff_s,
+    first_rule,
+    verdict,
+)
 
-OUTCOMES = ("succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "lease_lost", "orphaned")
+OUTCOMES = ("succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "node_failed", "lease_lost", "orphaned")
 WITH_ENGINE = sorted(HOLDING_DEVICES - {RunState.ALLOCATED})
 DEFAULT_RULES = tuple(Retries().rules)
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -17,7 +26,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
 def judged(outcome="engine_died", state="running", lines=(), reason="killed", deaths=1, **policy):
-    told = RetryPolicy(**{"attempts": 3, "backoff_s": 5.0, "rules": DEFAULT_RULES, **policy})
+    told = RetryPolicy(**{"attempts": 3, "node_failures": 20, "backoff_s": 5.0, "rules": DEFAULT_RULES, **policy})
     return verdict(AttemptEnd(outcome, reason, lines, deaths, -9), state, "Paused by ada.", told, "Resumes from step 40.")
 
 
@@ -87,8 +96,21 @@ def test_the_wait_doubles_up_to_an_hour_and_is_no_nodes_fault():
     assert judged("lease_lost").wait_s == judged("preempted").wait_s == 0
 
 
-def died(worker, attempt_id, epoch, *lines):
-    told = {"epoch": epoch, "outcome": "engine_died", "reason": "killed", "last_log_lines": list(lines)}
+@pytest.mark.parametrize("outcome", NODE_FAILED)
+def test_failures_of_nodes_have_a_limit_and_a_back_off_of_their_own(outcome):
+    assert judged(outcome, deaths=19, attempts=1).state == "queued"
+    last = judged(outcome, deaths=20, reason="The disk of /data is full.")
+    assert last.state == "failed"
+    assert last.why == "The disk of /data is full. 20 node failures without a new checkpoint; see OPPO_MAX_NODE_FAILURES."
+    assert [judged(outcome, deaths=n).wait_s for n in (1, 2, 3, 4, 12)] == [0, 5, 10, 20, 600]
+    assert (
+        judged(outcome, deaths=3).why
+        == "killed. Resumes from step 40. Waits 10 s after 3 node failures without a new checkpoint."
+    )
+
+
+def died(worker, attempt_id, epoch, *lines, outcome="engine_died"):
+    told = {"epoch": epoch, "outcome": outcome, "reason": "killed", "last_log_lines": list(lines)}
     assert worker.attempt(attempt_id, "outcome", told).status_code == 200
 
 
@@ -109,6 +131,42 @@ def test_after_a_death_the_run_waits_before_it_is_placed_again(world):
     died(worker, second.pk, 2)
     run.refresh_from_db()
     assert (run.state, run.error) == ("failed", "The engine died: killed. No attempts left (2 of 2).")
+
+
+def restart(world, worker, run, epoch):
+    """Wait until the run may start again, and claim its next attempt."""
+    world.clock.advance(600)
+    worker.heartbeat()
+    world.cycle()
+    attempt = run.attempts.get(epoch=epoch)
+    worker.claim(attempt.pk, epoch)
+    return attempt
+
+
+def test_failures_of_nodes_use_up_no_attempt(world, settings):
+    """Three of its own and any number of the nodes', which are counted again from each attempt that saved a checkpoint."""
+    settings.OPPO_MAX_NODE_FAILURES = 3
+    worker = world.worker()
+    run, attempt_id = world.start(worker, retries={"attempts": 2})
+    saves = {4, 6}
+    for epoch, outcome in enumerate(["node_failed", "node_failed", "engine_died", *["node_failed"] * 4], start=1):
+        if epoch > 1:
+            attempt_id = restart(world, worker, run, epoch).pk
+        if epoch in saves:
+            told = {
+                "epoch": epoch,
+                "step": epoch,
+                "url": f"{artifact_url(run.pk)}/c/{epoch}",
+                "manifest_sha256": "0" * 64,
+                "bytes": 1,
+            }
+            assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+        died(worker, attempt_id, epoch, outcome=outcome)
+        run.refresh_from_db()
+        assert run.state == "queued", (epoch, run.reason)
+    died(worker, restart(world, worker, run, 8).pk, 8, outcome="node_failed")
+    run.refresh_from_db()
+    assert (run.state, run.reason) == ("failed", "killed. 3 node failures without a new checkpoint; see OPPO_MAX_NODE_FAILURES.")
 
 
 def test_the_end_of_a_run_of_before_the_rules_became_stricter_is_taken(world):
@@ -152,5 +210,5 @@ def test_deaths_of_supervisors_count(world):
     saved = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="stopped", step=3, reason="asked to stop")
     told = build_outcome(1, None, saved, [])
     assert (told.outcome, told.reason) == (
-        "engine_died", "the supervisor was killed, and the engine ended with it; it saved a checkpoint at step 3",
+        "node_failed", "the supervisor was killed, and the engine ended with it; it saved a checkpoint at step 3",
     )  # fmt: skip

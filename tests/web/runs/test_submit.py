@@ -293,3 +293,44 @@ def test_what_a_run_will_use_for_empty_settings_is_told_with_the_reason(world, b
     assert chosen(models=models()).keys() == {"overlap.chunk.size"}, "an older worker tells no number of weights"
     fork = load_spec(make_spec(models=models(actor="smol"), fork={"run": 1, "step": 1}))
     assert chosen_values(fork) == {}, "a fork keeps what its checkpoint's run used"
+
+
+def test_a_rule_that_no_worker_has_is_refused_with_the_nearest(world, browser, make_spec, base_catalogue, make_entry):
+    rules = [make_entry(name, "rule") for name in ("letters:score", "math:verify")]
+    world.worker("node1", catalogue=[*base_catalogue, *rules])
+    told = complaint(browser, spec=make_spec(models={"actor": TINY, "critic": "actor", "reward": {"rule": "letters:scor"}}))
+    assert (told["path"], told["suggestion"]) == ("models.reward.rule", "letters:score")
+    parts = [{"rule": "math:verify", "weight": 1.0}, {"rule": "mine:own", "weight": 0.5}]
+    told = complaint(browser, spec=make_spec(models={"actor": TINY, "critic": "actor", "reward": {"parts": parts}}))
+    assert told["path"] == "models.reward.parts.1.rule"
+    world.worker("node2")  # of an older version, which reports no rules: it may have it
+    assert (
+        send(browser, spec=make_spec(models={"actor": TINY, "critic": "actor", "reward": {"rule": "mine:own"}})).status_code
+        == 201
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("http://judge.internal:8080/score", True), ("https://judge.example.org/score", True), ("http://judge.example.org", True),
+        ("https://judge.example.org:8443/score", False), ("http://judge.internal/score", False), ("http://other:8080", False),
+    ],
+)  # fmt: skip
+def test_reward_services_that_no_worker_may_use_are_refused(world, browser, make_spec, base_catalogue, make_entry, url, allowed):
+    known = [("rule", "letters:score"), ("reward_host", "judge.internal:8080"), ("reward_host", "judge.example.org")]
+    world.worker(catalogue=[*base_catalogue, *(make_entry(name, kind) for kind, name in known)])
+    spec = make_spec(models={"actor": TINY, "critic": "actor", "reward": {"http": {"url": url}}})
+    if allowed:
+        assert send(browser, spec=spec).status_code == 201
+        return
+    told = complaint(browser, spec=spec)
+    assert told["path"] == "models.reward.http.url"
+    assert "OPPO_REWARD_HOSTS=" in told["message"]
+
+
+def test_a_rule_and_prompts_on_different_workers(world, browser, make_spec, base_catalogue, make_entry):
+    world.worker("node1", catalogue=[*base_catalogue, make_entry("letters:score", "rule")])
+    world.worker("node2", catalogue=[make_entry("mine:own", "rule")])
+    told = complaint(browser, spec=make_spec(models={"actor": TINY, "critic": "actor", "reward": {"rule": "mine:own"}}))
+    assert "on different workers" in told["message"]

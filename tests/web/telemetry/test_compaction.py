@@ -198,6 +198,8 @@ def test_metrics_beyond_the_limit_are_dropped_and_logged(world, events, settings
     worker.send_events(attempt_id, [events.step(2, 2, a=1.0, c=1.0, d=1.0, e=1.0), events.step(3, 3, d=1.0)])
     kept = set(Series.objects.exclude(key__startswith="@").values_list("key", flat=True))
     assert kept == {"a", "b", "c"}
+    run.refresh_from_db()
+    assert run.latest.keys() == kept, "neither lists nor the stream hold more"
     lines = [line["text"] for line in logs(run)["lines"]]
     assert len(lines) == 1
     assert "OPPO_MOST_SERIES" in lines[0]
