@@ -109,15 +109,18 @@ class Supervisors:
         )  # fmt: skip
 
     def collect(self) -> None:
-        """Remove ended children, and start a supervisor for every attempt whose supervisor was killed."""
+        """Remove ended children and the folders of attempts without a claim; start a supervisor where one was killed."""
         for number, child in list(self.children.items()):
             status = child.poll()
             if status is not None:
                 del self.children[number]
                 log.info("supervisor_ended", attempt=number, status=status)
         for attempt in self.folder.attempts():
-            claim = attempt.saved_claim() if attempt.attempt_id not in self.children else None
-            if claim is not None and attempt.running_attempt() is None:
+            if attempt.attempt_id in self.children:
+                continue
+            if (claim := attempt.saved_claim()) is None:
+                attempt.remove_unclaimed()
+            elif attempt.running_attempt() is None:
                 self.launch(LaunchOrder(attempt_id=attempt.attempt_id, epoch=claim.epoch))
 
     def fork_fds(self) -> list[int]:

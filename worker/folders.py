@@ -92,7 +92,7 @@ class AttemptFolder:
         """Hold the attempt's lock; yields False if another supervisor holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self.lock_file.open("a+") as lock:
-            acquired = _try_lock(lock.fileno())
+            acquired = _try_lock(lock.fileno()) and _is_at(lock.fileno(), self.lock_file)
             if acquired:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()} {epoch}")
@@ -164,6 +164,14 @@ class AttemptFolder:
             return self.stuck_file.read_text()
         return ""
 
+    def remove_unclaimed(self) -> None:
+        """Delete the folder if its supervisor ended before it saved a claim: only its lock and unfinished files."""
+        with contextlib.suppress(FileNotFoundError):
+            if all(path == self.lock_file or path.name.startswith(".") for path in self.path.iterdir()):
+                with self.lock_file.open("a") as lock:
+                    if _try_lock(lock.fileno(), 0):
+                        self.remove()
+
     def remove(self) -> None:
         """Delete the folder."""
         if self.path.exists():
@@ -203,9 +211,17 @@ class WorkerFolder:
         return [AttemptFolder(path) for path in sorted(self.attempts_folder.iterdir()) if path.name.isdigit()]
 
 
-def _try_lock(descriptor: int) -> bool:
-    # The agent briefly takes a shared lock to check for a supervisor, so retry for `LOCK_TIMEOUT_S`.
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`: its folder may have been deleted meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(descriptor: int, timeout_s: float = LOCK_TIMEOUT_S) -> bool:
+    # The agent briefly takes a shared lock to check for a supervisor, hence the timeout.
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

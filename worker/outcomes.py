@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from oppo_contract.events import LOCAL_RANK_SUFFIX, FinishedEvent, parse_event
 from oppo_contract.wire import Outcome
 from worker.folders import AttemptFolder, EngineEnd
+from worker.outbox_limit import FULL_BELOW_BYTES
 from worker.redaction import Redactor
 
 SPEC_REJECTED = 2  # exit status of the engine for an invalid spec or command line
 MAX_REASON = 3900
 RANK_ERROR = "RankError:"  # prefix of the engine's reason when it lost other ranks
-FULL_BELOW_BYTES = 256 * 1024
 # As the operating system's errors, and the engine before it writes a checkpoint, report it.
 DISK_FULL = (*(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)), "no room for a checkpoint")
 OutcomeName = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "node_failed"]
@@ -50,8 +50,8 @@ def build_outcome(
     return Outcome(epoch=epoch, outcome=name, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
 
 
-def find_full_disk(texts: Iterable[str], folders: Iterable[Path]) -> str:
-    """`the disk of /data is too full, 0.0 of 64 GB free`: the fullest disk, if it is full or a text says so; else empty.
+def find_full_disk(texts: Iterable[str], folders: Iterable[Path], *, was_full: bool = False) -> str:
+    """`the disk of /data is too full, 0.0 of 64 GB free`: the fullest disk, if it is or `was_full` or a text says so; else empty.
 
     A program whose log is on a full disk cannot say so, and after a failed checkpoint the disk has room again.
     """
@@ -60,7 +60,7 @@ def find_full_disk(texts: Iterable[str], folders: Iterable[Path]) -> str:
         return ""
     usage, folder = min(usages, key=lambda pair: pair[0].free)
     if usage.free >= FULL_BELOW_BYTES and not any(message in text for text in texts for message in DISK_FULL):
-        return ""
+        return f"the disk of {folder} was full shortly before" if was_full else ""
     return f"the disk of {folder} is too full, {usage.free / 1e9:.1f} of {usage.total / 1e9:.0f} GB free"
 
 

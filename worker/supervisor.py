@@ -198,7 +198,8 @@ class Supervisor:
             *lines,
             *(reported.reason for reported in (end, finished) if reported is not None and reported.reason),
         ]
-        disk_full = find_full_disk(texts, [self.folder.path, self.uploader.store.root])
+        folders = [self.folder.path, self.uploader.store.root]
+        disk_full = find_full_disk(texts, folders, was_full=self.uploader.limit.disk_was_full())
         outcome = build_outcome(self.claim.epoch, end, finished, lines, self.uploader.lost, disk_full)
         wait_s = 0.5
         while not self._send_outcome(outcome):

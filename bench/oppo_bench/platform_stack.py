@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oppo_cli.home import Failure, Home, without_secrets
 from oppo_cli.processes import Child, oppo_command, start_logged
-from oppo_cli.stack import SetupResult, Stack
+from oppo_cli.stack import Stack
 
 if TYPE_CHECKING:
     from oppo_client import Client
@@ -39,6 +41,7 @@ class Running:
     stack: Stack
     client: Client
     project: int
+    join_token: str
 
     def submit(self, spec: dict[str, Any]) -> int:
         """Submit a run. Raises `OppoError`."""
@@ -57,6 +60,7 @@ class Running:
 def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Running]:
     """Start the platform in this process's `OPPO_HOME`, with variables for the workers, and wait until every node can accept a
     run."""
+    from oppo_cli.platform_commands import set_up_django
     from oppo_client import Client
 
     home = Home.from_environment()
@@ -67,25 +71,32 @@ def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Runni
         stack.environ.update(environ)
         stack.environ["OPPO_LOG_FORMAT"] = "json"
         setup = stack.start()
+        os.environ |= {name: stack.environ[name] for name in ("DATABASE_URL", "REDIS_URL")}
+        set_up_django()
         for number in range(1, workers):
-            _add_worker(stack, setup, f"node-{number}")
+            add_worker(stack, setup.join_token, f"node-{number}", stack.local_url())
         with Client(stack.local_url(), setup.api_token) as client:
             wait_for(lambda: _reporting() == workers, "every node to report what it has")
-            yield Running(stack, client, setup.project)
+            yield Running(stack, client, setup.project, setup.join_token)
 
 
-def _add_worker(stack: Stack, setup: SetupResult, name: str) -> None:
+def add_worker(stack: Stack, join_token: str, name: str, url: str, more: Mapping[str, str] | None = None) -> Path:
+    """Start a worker with a home of its own, which may exist, and with `more` variables; it reaches the platform at `url`.
+
+    Returns its home.
+    """
     folder = stack.home.path / name
     folder.mkdir(exist_ok=True)
-    environ = {**without_secrets(stack.environ), "OPPO_HOME": str(folder)}
-    join = oppo_command("worker", "join", stack.local_url(), "-", "--name", name, "--models-root", str(stack.home.models))
-    done = subprocess.run(join, env=environ, input=setup.join_token, capture_output=True, text=True, check=False)
+    environ = {**without_secrets(stack.environ), "OPPO_HOME": str(folder), **(more or {})}
+    join = oppo_command("worker", "join", url, "-", "--name", name, "--models-root", str(stack.home.models))
+    done = subprocess.run(join, env=environ, input=join_token, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failure(f"A worker could not join.\n{done.stderr[-2000:]}")
     log, command = stack.home.logs / f"{name}.log", oppo_command("worker", "run")
     child = Child(name, lambda: start_logged(command, environ, stack.lifeline.fd, log), log, stop_timeout_s=30.0)
     stack.children.append(child)
     child.launch()
+    return folder
 
 
 def _reporting() -> int:

@@ -15,7 +15,7 @@ import pytest
 from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed, LaunchOrder
 from worker import agent as node_agent
-from worker import supervisor
+from worker import folders, supervisor
 from worker.agent import Supervisors
 from worker.catalogue import Catalogue
 from worker.devices import device_reports
@@ -246,3 +246,25 @@ def test_a_node_without_gpus_is_one_cpu_device() -> None:
     assert len(devices) == 1
     assert devices[0].model
     assert devices[0].memory_bytes == psutil.virtual_memory().total
+
+
+def test_the_folder_of_a_supervisor_that_ended_before_its_claim_is_removed(bench, tools) -> None:
+    left, held, unreadable = (bench.folder.attempt(number) for number in (7, 8, 9))
+    for attempt in (left, held, unreadable):
+        with attempt.locked(1) as acquired:
+            assert acquired
+    (left.path / ".claim.json.1234").write_text("{")
+    (unreadable.path / "claim.json.unreadable").write_text("{")
+    with held.locked(1):
+        bench.start("agent")
+        tools.eventually(lambda: not left.path.exists(), "its folder to be deleted")
+        assert held.path.exists()
+    tools.eventually(lambda: not held.path.exists(), "the other folder to be deleted")
+    assert unreadable.path.exists()
+
+
+def test_a_lock_is_not_acquired_when_its_folder_was_deleted_meanwhile(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = bench.folder.attempt(7)
+    monkeypatch.setattr(folders, "_try_lock", lambda _descriptor: attempt.remove() or True)
+    with attempt.locked(1) as acquired:
+        assert not acquired

@@ -9,12 +9,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from oppo_contract.events import FinishedEvent
+from worker import outbox_limit
 from worker.folders import EngineEnd
+from worker.outbox_limit import OutboxLimit
 from worker.outcomes import build_outcome, find_full_disk
 
 FULL = os.strerror(errno.ENOSPC)
@@ -78,6 +81,21 @@ def test_disk_that_fills_up_while_the_engine_trains_and_has_room_again(bench, sm
     (end_file / "in the way").touch()
     assert process.wait() == 0
     assert attempt.outcome["outcome"] == "succeeded"
+
+
+def test_a_full_disk_is_remembered_for_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, now = [0, 2**40, 2**40], [100.0]
+    monkeypatch.setattr(outbox_limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
+    monkeypatch.setattr(outbox_limit.time, "monotonic", lambda: now[0])
+    limit = OutboxLimit(tmp_path / "full")
+    assert not limit.disk_was_full()
+    limit.update(0)
+    limit.update(0)
+    assert limit.disk_was_full()
+    now[0] += outbox_limit.RECENT_S
+    assert not limit.disk_was_full()
+    monkeypatch.undo()
+    assert find_full_disk([], [tmp_path], was_full=True) == f"the disk of {tmp_path} was full shortly before"
 
 
 def test_only_a_failure_is_blamed_on_the_disk(tmp_path: Path) -> None:
