@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from oppo_platform.embedded.ports import saved_port
+
 pytestmark = pytest.mark.timeout(600)
 # Words of the command line of what runs in each stage.
 STAGES = ["initdb", "postgres -D", "valkey-server", "oppo_cli.bootstrap", "oppo_cli web", "worker join"]
@@ -51,6 +53,8 @@ def has_reached(process: subprocess.Popen[str], words: str) -> bool:
 def home(tmp_path: Path, tools: Any) -> Iterator[Path]:
     """A home of the test's own."""
     with tools.cleared(tmp_path / "home") as folder:
+        folder.mkdir()
+        saved_port(folder, "web")  # not 8000, which others on this machine may take at the same time
         yield folder
 
 

@@ -32,6 +32,7 @@ from oppo_bench.chaos.proxy import Proxy
 from oppo_bench.document import Result, document, write
 from oppo_bench.machine_load import Machine
 from oppo_bench.platform_stack import Running, add_worker, running_platform, tiny_run, wait_for
+from oppo_platform.embedded.ports import saved_port
 
 SMALL_DISK = 64 * 2**20
 STEPS, RUNS_IN_FLIGHT = 30, 4
@@ -183,6 +184,7 @@ def database_may_be_away() -> Iterator[None]:
 def platform(home: Path) -> Iterator[tuple[Running, Target]]:
     """A platform whose second worker is behind a proxy and has a small disk of its own, if one can be mounted."""
     os.environ |= {"OPPO_HOME": str(home), "OPPO_ARTIFACT_ROOT": (home / "artifacts").as_uri(), **LIMITS}
+    saved_port(home, "web")  # not 8000, which others on this machine may take at the same time
     with _small_disk(home / "second") as small, running_platform(1, {}) as running:
         proxy, clock = Proxy(int(running.stack.environ["OPPO_PORT"])), Clock(home / "clock")
         try:
