@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
-from django.db import connection
+from django.db import close_old_connections, connection
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
@@ -81,7 +81,12 @@ def parse_cursors(text: str) -> Cursors:
 
 
 async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) -> AsyncIterator[bytes]:
-    """The events, until the client disconnects or loses access."""
+    """The events, until the client disconnects or loses access.
+
+    No database connection is held meanwhile. Middleware may have taken one in the request's thread, and would hold it until
+    the end: a few open tabs would use up the web process's pool.
+    """
+    await sync_to_async(close_old_connections)()
     yield b"retry: 1000\n\n"
     known = {run_id: cursors.get(run_id, -1) for run_id in run_ids}
     async with feed().subscribe(run_ids) as subscription:

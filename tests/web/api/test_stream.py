@@ -5,7 +5,7 @@ import json
 
 import pytest
 import pytest_asyncio
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import OperationalError, connections, models
 from django.test import AsyncClient
 
@@ -204,3 +204,14 @@ async def test_a_stream_is_one_request_of_the_tokens_minute(world, ada, settings
     over = await client.get(f"/api/v1/stream?runs={run.pk}", headers=bearer)
     assert (over.status_code, over.headers["RateLimit-Remaining"]) == (429, "0")
     await (await listen(ada, f"runs={run.pk}")).close()
+
+
+@pytest.mark.asyncio
+async def test_an_open_stream_holds_no_database_connection(world, ada):
+    """Otherwise a dozen open tabs would use up the pool."""
+    run = await sync_to_async(world.submit)()
+    async with ThreadSensitiveContext():  # a thread of its own, as each request under ASGI has
+        ear = await listen(ada, f"runs={run.pk}")
+        await ear.event()
+        assert await sync_to_async(lambda: connections["default"].connection)() is None
+        await ear.close()
