@@ -23,6 +23,7 @@ from oppo_contract import wire
 from oppo_contract.retired import replace_retired_settings
 from oppo_contract.sections.secrets import secret_names
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
+from oppo_contract.spec_versions import spec_for_version
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
@@ -108,10 +109,11 @@ def _fail_unclaimed(attempt_id: int, epoch: int, why: str) -> None:
 def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) -> wire.Claimed:
     held = Device.objects.filter(node=node, allocations__attempt=attempt, allocations__released_at__isnull=True)
     saved, requested = attempt.resume_from, secret_names(run.spec.get("secrets") or {})
+    spec = spec_for_version(replace_retired_settings(run.spec), node.wire_version)
     return wire.Claimed(
         attempt_token=token,
         run_id=run.pk,
-        spec={name: section for name, section in replace_retired_settings(run.spec).items() if name not in PLATFORM_SECTIONS},
+        spec={name: section for name, section in spec.items() if name not in PLATFORM_SECTIONS},
         device_indices=list(held.order_by("index").values_list("index", flat=True)),
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),
