@@ -127,22 +127,26 @@ class Platform:
         return self.get(f"runs/{run_id}/metrics", keys=key, max_points=20000)["series"][key]["step"]
 
 
-def oppo(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one `oppo` command to its end."""
-    command = [sys.executable, "-m", "oppo_cli", *arguments]
-    return subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+def oppo(home: Path, *arguments: str, code: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run one `oppo` command to its end; of another checkout, if `code` names its folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "oppo_cli", *arguments], env=environment(home, code, **more), cwd=code, capture_output=True,
+        text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
+def environment(home: Path, code: Path | None = None, **more: str) -> dict[str, str]:
     """The environment of a user of that home; the test session's own servers are not theirs."""
     hidden = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE", "OPPO_LIFELINE_FD")
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    return {**kept, **QUICK, "OPPO_HOME": str(home), **more}
+    # Before the installed packages, which are this checkout's; `python -m` puts the working folder, also `code`, before both.
+    packages = {"PYTHONPATH": f"{code / 'platform'}{os.pathsep}{code}"} if code is not None else {}
+    return {**kept, **QUICK, **packages, "OPPO_HOME": str(home), **more}
 
 
 @contextmanager
-def running_platform(home: Path, **more: str) -> Iterator[Platform]:
-    """`oppo up`, ready for requests; stopped by Ctrl-C afterwards if it still runs."""
+def running_platform(home: Path, code: Path | None = None, **more: str) -> Iterator[Platform]:
+    """`oppo up` of this or another checkout, ready for requests; stopped by Ctrl-C afterwards if it still runs."""
     prompts = home / "models" / "tiny" / "prompts.jsonl"
     prompts.parent.mkdir(parents=True, exist_ok=True)
     prompts.write_text(json.dumps({"prompt": "note sea"}) + "\n")
@@ -151,14 +155,14 @@ def running_platform(home: Path, **more: str) -> Iterator[Platform]:
     output = home / "up.out"
     with output.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "oppo_cli", "up"], env=environment(home, **more), stdout=out, stderr=out, text=True,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            [sys.executable, "-m", "oppo_cli", "up"], env=environment(home, code, **more), cwd=code, stdout=out, stderr=out,
+            text=True, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     try:
         eventually(lambda: "OPPO runs at" in output.read_text() or process.poll() is not None, "oppo up")
         assert process.poll() is None, output.read_text() + logs(home)
         base_url = output.read_text().partition("OPPO runs at ")[2].split()[0]
-        token = oppo(home, "admin", "token", "admin").stdout.strip()
+        token = oppo(home, "admin", "token", "admin", code=code).stdout.strip()
         with httpx.Client(base_url=f"{base_url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=20) as http:
             yield Platform(process, home, base_url, http)
     finally:
@@ -174,6 +178,21 @@ def logs(home: Path) -> str:
     """The ends of all log files, for a failure's message."""
     files = sorted((home / "logs").glob("*.log"))
     return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-2000:]}" for file in files)
+
+
+@contextmanager
+def running_worker(home: Path, code: Path | None = None, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`oppo worker run` of a node that has joined, as a process of its own; stopped afterwards if it still runs."""
+    command = [sys.executable, "-m", "oppo_cli", "worker", "run"]
+    with (home / "worker.out").open("ab") as out:
+        process = subprocess.Popen(
+            command, env=environment(home, code, **more), cwd=code, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,8 @@ def nodes(home: Path, tmp_path_factory: pytest.TempPathFactory, tools: Any) -> I
         token = tools.oppo(home, "admin", "join-token").stdout.split()[-1]
         joined = tools.oppo(second_home, "worker", "join", url, token, "--name", "second", "--models-root", str(home / "models"))
         assert joined.returncode == 0, joined.stderr
-        command = [sys.executable, "-m", "oppo_cli", "worker", "run"]
-        with (second_home / "worker.out").open("w") as out:
-            second = subprocess.Popen(
-                command, env=tools.environment(second_home, **LIMITS), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        try:
+        with tools.running_worker(second_home, **LIMITS) as second:
             yield TwoNodes(platform, second, tools)
-        finally:
-            second.terminate()
-            second.wait(tools.PATIENCE_S)
 
 
 def test_a_run_is_trained_on_two_nodes(nodes: TwoNodes) -> None:
