@@ -1,0 +1,1 @@
+"""`python bench/soak.py`: the whole platform under load for hours, and what of it grows."""
