@@ -73,7 +73,7 @@ def drain(platform: Any, tools: Any, name: str, code: Path | None = None) -> Non
     with httpx.Client(base_url=platform.base_url, timeout=20, follow_redirects=True) as browser:
         browser.get(link).raise_for_status()
         browser.get("/sharing").raise_for_status()
-        headers = {"X-CSRFToken": browser.cookies["csrftoken"], "Referer": platform.base_url}
+        headers = {"X-CSRFToken": browser.cookies["oppo_csrf"], "Referer": platform.base_url}
         browser.post(f"/sharing/nodes/{node['id']}/drain", data={"reason": "test"}, headers=headers).raise_for_status()
 
 

@@ -111,10 +111,14 @@ class Soak:
             time.sleep(TICK_S)
 
     def drain(self) -> None:
-        """Wait until every run has ended and was counted; unsuccessful runs are faults."""
+        """Wait until every run has ended and was counted; runs that were too many or unsuccessful are faults."""
         from oppo_platform.runs.models import Run
 
-        wait_for(lambda: self.running.ended(self.runs) == len(self.runs), "the last runs' ends", DRAINED_S)
+        try:
+            wait_for(lambda: self.running.ended(self.runs) == len(self.runs), "the last runs' ends", DRAINED_S)
+            wait_for(lambda: counted_all(self.runs), "the runs' data to be counted", DRAINED_S)
+        except Failure as failure:
+            self.faults.append(f"{failure.message} The worker does not keep up, or the machine is busy.")
         bad = Run.objects.filter(pk__in=self.runs).exclude(state="succeeded")
         self.faults += [f"run {run.pk}: {run.state}, {run.reason}" for run in bad]
         self.faults += [f"{fault} ({count} ×)" for fault, count in self.pages.faults.items()]
@@ -194,7 +198,6 @@ def measure(hours: float) -> tuple[Soak, verdict.DatabaseSize, float]:
             if pages.open_streams < PAGES - 2:  # one or two are just moving to another run
                 soak.faults.append(f"only {pages.open_streams} of {PAGES} streams are open at the end")
             soak.drain()
-        wait_for(lambda: counted_all(soak.runs), "the runs' data to be counted", DRAINED_S)
         after, counted, whole = stored_mib()
     return soak, verdict.DatabaseSize(after - before, counted - counted_before), whole
 

@@ -101,6 +101,20 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     assert second.state == "allocated"
 
 
+@pytest.mark.parametrize(("version", "sent"), [(4, False), (wire.WIRE_VERSION, True)])
+def test_an_older_worker_is_not_sent_newer_settings_with_their_defaults(world, version, sent):
+    worker = world.worker()
+    assert beat(worker, version).status_code == 200
+    run = world.submit()
+    world.cycle()
+    attempt_id = run.attempts.get().pk
+    headers = {wire.VERSION_HEADER: str(version)}
+    claimed = say(f"attempts/{attempt_id}/claim", {"epoch": 1}, worker.token, **headers)
+    assert claimed.status_code == 200, claimed.content
+    assert ("tis_floor" in claimed.json()["spec"]["ppo"]) is sent
+    assert "tis_floor" in Run.objects.get().spec["ppo"], "the run's own spec has every setting"
+
+
 def test_unclaimed_launch_of_a_node_with_a_changed_version_is_allocated_elsewhere(world):
     worker = world.worker("node1")
     run = world.submit()
