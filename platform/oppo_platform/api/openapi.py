@@ -85,8 +85,9 @@ def problems(*statuses: int) -> dict[str, Any]:
 
 def file(media: str) -> dict[str, Any]:
     """An operation's `openapi_extra`: it responds with a file of this media type."""
-    is_object = media.endswith("/json")
-    return {"responses": {200: {"content": {media: {"schema": {"type": "object" if is_object else "string"}}}}}}
+    # YAML has no type here: some clients validate the parsed object, others read the text.
+    types = {"application/json": {"type": "object"}, "application/yaml": {}}
+    return {"responses": {200: {"content": {media: {"schema": types.get(media, {"type": "string"})}}}}}
 
 
 class DescribedAPI(NinjaAPI):
