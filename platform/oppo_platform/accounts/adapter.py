@@ -10,6 +10,7 @@ from django.http import HttpRequest
 
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
+from oppo_platform.accounts.passwords import end_open_links
 
 
 class ClosedSignup(DefaultAccountAdapter):
@@ -20,9 +21,10 @@ class ClosedSignup(DefaultAccountAdapter):
         return False
 
     def set_password(self, user: User, password: str) -> None:
-        """Change the password, from its page or with a mailed link."""
+        """Change the password, from its page or with a mailed link, and end the person's open links."""
         with transaction.atomic():
             super().set_password(user, password)
+            end_open_links(user)
             audit.record_for_person(user, user, "password.change")
 
     def post_login(self, request: HttpRequest, user: User, **how: Any) -> Any:

@@ -11,7 +11,7 @@ from django.db import transaction
 from oppo_platform import clock
 from oppo_platform.accounts import audit, one_time_links
 from oppo_platform.accounts.access import may_reset_password
-from oppo_platform.accounts.models import PasswordLink, User
+from oppo_platform.accounts.models import LoginLink, PasswordLink, User
 from oppo_platform.accounts.services import AccountError, check_password
 from oppo_platform.tokens import new_token
 
@@ -34,6 +34,7 @@ def create_password_link(actor: User | None, user: User) -> str:
             f"{user.username} is in a team that you do not own, and the link would let you in there. "
             "An administrator prints one on the server: oppo admin password-link."
         )
+    User.objects.select_for_update().get(pk=user.pk)  # of two creators, the second revokes the first one's link
     one_time_links.revoke(PasswordLink.objects.filter(user=user))
     token, now = new_token("password"), clock.now()
     PasswordLink.objects.create(
@@ -59,15 +60,29 @@ def revoke_password_links(actor: User, user: User) -> None:
     audit.record_for_person(user, actor, "password.link_revoke")
 
 
-def find_password_link(text: str) -> PasswordLink | None:
-    """The row of a link, if it is valid."""
-    return one_time_links.find_link(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
+def end_open_links(user: User) -> None:
+    """Make the person's password and login links invalid, as every change of the password does."""
+    one_time_links.revoke(PasswordLink.objects.filter(user=user))
+    one_time_links.usable(LoginLink.objects.filter(user=user)).update(expires_at=clock.now())
+
+
+def find_password_link(text: str, *, lock: bool = False) -> PasswordLink | None:
+    """The row of a link, if it is valid and its creator may still reset this person's password.
+
+    Args:
+        lock: locks the link and the person, so that neither a link nor a membership is created until the transaction ends.
+    """
+    links = PasswordLink.objects.select_related("user", "created_by").filter(user__is_active=True)
+    link = one_time_links.find_link(links.select_for_update(of=("self", "user")) if lock else links, text, "password")
+    if link is None or link.created_by is None:
+        return link
+    return link if link.created_by.is_active and may_reset_password(link.created_by, link.user) else None
 
 
 @transaction.atomic
 def set_password_by_link(text: str, password: str) -> User:
     """Set the password and end all sessions of the person. Raises `AccountError` if the link is invalid or the password weak."""
-    link = find_password_link(text)
+    link = find_password_link(text, lock=True)
     if link is None:
         raise AccountError(VOID)
     check_password(link.user, password)
@@ -75,5 +90,6 @@ def set_password_by_link(text: str, password: str) -> User:
         raise AccountError(VOID)
     link.user.set_password(password)
     link.user.save(update_fields=["password"])
+    end_open_links(link.user)
     audit.record_for_person(link.user, link.user, "password.reset")
     return link.user

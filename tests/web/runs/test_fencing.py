@@ -8,6 +8,7 @@ from django.db import IntegrityError, connection, transaction
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs import attempts
 from oppo_platform.runs.models import Allocation, Attempt, AttemptState, Checkpoint, Run, Transition
+from tests.web.locks import wait_for_lock
 
 
 def fenced(world):
@@ -131,14 +132,3 @@ def test_a_report_that_meets_a_fence_half_written_does_not_free_the_devices(worl
     assert Device.objects.get().state == "unknown"
     worker.heartbeat()
     assert Device.objects.get().state == "ready"
-
-
-def wait_for_lock():
-    """Until some session waits for another's lock."""
-    with connection.cursor() as cursor:
-        for _ in range(4000):
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-            if cursor.fetchone()[0]:
-                return
-            cursor.execute("SELECT pg_sleep(0.005)")
-    raise AssertionError("nobody waits")

@@ -21,6 +21,7 @@ from oppo_platform.storage.purging import purge
 from oppo_platform.storage.trash import DeletionRefused, delete_run, restore_run
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
 from tests.web.event_factories import end, register, run_round, tell_everything
+from tests.web.locks import wait_for_lock
 
 TELEMETRY = (
     Block,
@@ -182,7 +183,7 @@ def test_a_purge_and_a_batch_at_the_same_time(ended, events, at_once, first):
 
     def other():
         holds.wait(20)
-        waiting = threading.Thread(target=lambda: (wait_for_lock(), go_on.set()))
+        waiting = threading.Thread(target=lambda: (wait_for_lock(), connection.close(), go_on.set()))
         waiting.start()
         try:
             return purge() if first == "ingest" else worker.send_events(attempt_id, [events.step(26, 7, m=7.0)]).status_code
@@ -194,17 +195,6 @@ def test_a_purge_and_a_batch_at_the_same_time(ended, events, at_once, first):
     assert results[1] > 0 if first == "ingest" else results[1] == 409
     purge()
     assert rows() == {}
-
-
-def wait_for_lock():
-    """Until some session waits for another's lock."""
-    for _ in range(2000):
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-            if cursor.fetchone()[0]:
-                break
-            cursor.execute("SELECT pg_sleep(0.005)")
-    connection.close()
 
 
 def test_concurrent_housekeepers_purge_once(ended, at_once, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 from django.db import connection, transaction
@@ -16,6 +15,7 @@ from oppo_platform.telemetry.ingest import SequenceGapError, ingest
 from oppo_platform.telemetry.logs import logs
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark, SampleRow
 from tests.web.event_factories import series_points
+from tests.web.locks import wait_for_lock
 
 SAMPLE = {"sequence_id": 1, "prompt": "<b>", "stale_response": "", "kl": 0.0, "length": 3, "age": 0, "versions": [0, 1]}
 
@@ -263,12 +263,7 @@ def test_a_batch_takes_the_runs_lock_before_anything_else(running, events):
     with transaction.atomic():
         Run.objects.select_for_update().get(pk=run.pk)
         sender.start()
-        deadline = time.monotonic() + 20
-        with connection.cursor() as cursor:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            while cursor.execute(waiting).fetchone() == (0,):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+        wait_for_lock()
         assert Attempt.objects.select_for_update(nowait=True).get(pk=attempt_id).engine_started_at is None
     sender.join(timeout=20)
     assert points(run) == {1: 1.0}
