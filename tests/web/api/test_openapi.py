@@ -15,6 +15,8 @@ from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.api.openapi import EXAMPLES
 from tests.web.matrix.operations import OPERATIONS
 
+TEXT = ({"type": "string"}, {})  # responses that are not JSON
+
 
 def document(world):
     return world.login("ada").get("/api/v1/openapi.json").json()
@@ -43,7 +45,7 @@ def test_every_call_is_answered_as_described(world, scene):
             continue
         [(kind, content)] = well["content"].items()
         assert reply.headers["Content-Type"].split(";")[0] == kind, name
-        if content["schema"] != {"type": "string"}:
+        if content["schema"] not in TEXT:
             check(reply.json(), content["schema"], told, name)
             recorded[name] = {"path": path, "body": body, "reply": shortened(reply.json())}
     if os.environ.get("OPPO_RECORD"):
@@ -78,7 +80,7 @@ def test_every_example_is_one(world):
     for name, operation in described(told).items():
         well = next(iter(operation["responses"].values()))
         for content in well.get("content", {}).values():
-            if content["schema"] != {"type": "string"}:
+            if content["schema"] not in TEXT:
                 assert "example" in content, f"{name}: record the examples anew"
                 check(content["example"], content["schema"], told, name)
         for content in operation.get("requestBody", {}).get("content", {}).values():
