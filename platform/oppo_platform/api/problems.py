@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_platform.api.rate_limit import TooMany
+from oppo_platform.web.body_limit import TOO_LARGE
 from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Internal server error. The server's log has the details under this request id."
@@ -104,7 +105,7 @@ def install(api: NinjaAPI) -> None:
         return problem(422, HALVES) if "surrogates" in error.reason else unforeseen(request, error)
 
     def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
-        return problem(413, f"The body is larger than {settings.DATA_UPLOAD_MAX_MEMORY_SIZE:,} bytes.")
+        return problem(413, TOO_LARGE.format(settings.DATA_UPLOAD_MAX_MEMORY_SIZE))
 
     api.add_exception_handler(Exception, unforeseen)
     api.add_exception_handler(DataError, unkept)
