@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from oppo_contract.byte_sizes import size
 from oppo_contract.events import LOCAL_RANK_SUFFIX, FinishedEvent, parse_event
 from oppo_contract.wire import Outcome
 from worker.folders import AttemptFolder, EngineEnd
@@ -51,7 +52,7 @@ def build_outcome(
 
 
 def find_full_disk(texts: Iterable[str], folders: Iterable[Path], *, was_full: bool = False) -> str:
-    """`the disk of /data is too full, 0.0 of 64 GB free`: the fullest disk, if it is or `was_full` or a text says so; else empty.
+    """`the disk of /data is too full, 0 bytes of 64 GiB free`: the fullest disk, if it is, was or a text says so; else empty.
 
     A program whose log is on a full disk cannot say so, and after a failed checkpoint the disk has room again.
     """
@@ -61,7 +62,7 @@ def find_full_disk(texts: Iterable[str], folders: Iterable[Path], *, was_full: b
     usage, folder = min(usages, key=lambda pair: pair[0].free)
     if usage.free >= FULL_BELOW_BYTES and not any(message in text for text in texts for message in DISK_FULL):
         return f"the disk of {folder} was full shortly before" if was_full else ""
-    return f"the disk of {folder} is too full, {usage.free / 1e9:.1f} of {usage.total / 1e9:.0f} GB free"
+    return f"the disk of {folder} is too full, {size(usage.free)} of {size(usage.total)} free"
 
 
 def lost_peer(finished: FinishedEvent | None) -> bool:

@@ -220,13 +220,17 @@ def test_dropped_lines_are_reported_at_the_end(tmp_path: Path) -> None:
     assert [event.lines for event in events] == [["… 3 lines were dropped because the outbox was full"]]  # type: ignore[union-attr]
 
 
-def test_low_disk_space_drops_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MIN_FREE, "1000")
-    free = [5000, 999, 1500, 1999, 2000]
+@pytest.mark.parametrize(("given", "least"), [("1000", 1000), (None, 256 * 2**20)])
+def test_low_disk_space_drops_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, least: int) -> None:
+    monkeypatch.delenv(MIN_FREE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(MIN_FREE, given)
+    free = [5 * least, least - 1, least * 3 // 2, 2 * least - 1, 2 * least]
     monkeypatch.setattr(outbox_limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
     flag = tmp_path / "engine.jsonl.full"
     watched = OutboxLimit(flag)
     said = [(watched.update(0), flag.exists()) for _ in range(5)]
-    assert said[1] == ("the outbox is full, 999 bytes are free on its disk: timelines, samples and log lines are dropped", True)
+    why = f"{least - 1:,} bytes are free on its disk"
+    assert said[1] == (f"the outbox is full, {why}: timelines, samples and log lines are dropped", True)
     assert said[4] == ("the outbox has space again: all events are recorded", False)
     assert [each for each in said if each[0]] == [said[1], said[4]]

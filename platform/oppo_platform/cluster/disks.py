@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db.models import QuerySet
 
 from oppo_contract import wire
+from oppo_contract.byte_sizes import size
 from oppo_platform import clock
-from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.models import Disk, Node
 
 # Hysteresis: a low disk counts as low until a tenth more than the limit is free.

@@ -21,11 +21,11 @@ from django.core.mail import get_connection
 from django.db import DatabaseError, OperationalError, connection
 from django.db.migrations.executor import MigrationExecutor
 
+from oppo_contract.byte_sizes import size
 from oppo_contract.wire import SUPPORTED_VERSIONS
 from oppo_platform import clock
 from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.models import ApiToken, Role, User
-from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.disks import describe_low_disks
 from oppo_platform.cluster.models import DeviceState, Node
 from oppo_platform.cluster.selectors import live_nodes, version_problem

@@ -11,10 +11,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from oppo_contract.byte_sizes import size
 from oppo_platform import clock
 from oppo_platform.accounts.access import administers, visible_teams
 from oppo_platform.accounts.models import Team
-from oppo_platform.byte_sizes import size
 from oppo_platform.cluster import pools, services
 from oppo_platform.cluster.models import Device, Node, Pool
 from oppo_platform.scheduling import quotas

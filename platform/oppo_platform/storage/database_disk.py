@@ -13,8 +13,8 @@ import structlog
 from django.conf import settings
 from django.db import connection, transaction
 
+from oppo_contract.byte_sizes import size
 from oppo_platform import clock
-from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.disks import is_low
 from oppo_platform.storage.models import DatabaseDisk
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
+from oppo_contract.byte_sizes import size
 from oppo_contract.spec_errors import SpecProblem
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
-from oppo_platform.byte_sizes import size
 from oppo_platform.scheduling.quotas import QuotaError
 from oppo_platform.storage.models import RunStorage, TeamStorage
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
+from oppo_contract.byte_sizes import size
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import ANNOUNCEMENTS
-from oppo_platform.byte_sizes import size
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.checkpoints import folder_name
 from oppo_platform.runs.models import Change, Checkpoint, Run, Transition

@@ -391,7 +391,7 @@ def test_silencing_over_http_is_for_who_may_steer(training):
     assert history[0]["text"] == "Alerts silenced."
 
 
-DISK = "the disk of /data is too full, 0.0 of 64 GB free: the engine exited with status 1"
+DISK = "the disk of /data is too full, 0 bytes of 64 GiB free: the engine exited with status 1"
 
 
 def test_a_node_that_ended_an_attempt_is_announced_once(training):

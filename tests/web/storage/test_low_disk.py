@@ -27,7 +27,7 @@ def beat(worker, **free):
 
 @pytest.fixture
 def small(settings):
-    settings.OPPO_LOW_DISK_BYTES = GIB
+    assert settings.OPPO_LOW_DISK_BYTES == GIB, "by default"
     settings.OPPO_NODE_FRESH_S = settings.OPPO_LEASE_S = 1e9
 
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
+from oppo_contract.byte_sizes import size
 from oppo_contract.safe_delete import file_url_path
 from oppo_platform.accounts.models import AuditEntry
-from oppo_platform.byte_sizes import size
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import RunStorage, TeamStorage

@@ -11,7 +11,7 @@ from django import template
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from oppo_platform.byte_sizes import size
+from oppo_contract.byte_sizes import size
 
 register = template.Library()
 NONE = "–"
