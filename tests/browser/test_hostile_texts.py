@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.db import connection, transaction
 
+from oppo_contract import wire
 from oppo_platform.accounts.api_tokens import create_service_token
 from oppo_platform.accounts.invites import create_invite
 from oppo_platform.accounts.models import ApiToken, AuditEntry, Invite, Team, TeamSecret
@@ -21,6 +23,7 @@ from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.webhooks import add_webhook
 from oppo_platform.cluster.models import CatalogueItem, Device, Node, Pool
 from oppo_platform.projects.models import Project
+from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run, SavedView, Transition
 from oppo_platform.runs.saved_views import save_view
 from oppo_platform.runs.tags import change_tags
@@ -60,14 +63,25 @@ TEXTS: dict[Any, tuple[str, ...]] = {
     Alert: ("why", "closed_why"),
 }
 ADDRESSES: dict[Any, tuple[str, ...]] = {Webhook: ("url",), Checkpoint: ("url",)}
-OF_A_RUN = ("", "/timeline", "/utilization", "/samples", "/logs", "/config", "/checkpoints", "/events")
-OF_A_TEAM = ("", "/storage", "/alerts", "/tokens", "/secrets", "/audit")
-PAGES = (
-    *(f"/runs/{{run}}{tab}" for tab in OF_A_RUN), "/runs/{failed}", "/runs/{deleted}", "/runs/{waiting}", "/runs/new?from={run}",
-    *(f"/teams/{{team}}{tab}" for tab in OF_A_TEAM), "/runs", "/queue", "/sharing", "/alerts", "/compare?runs={run},{failed}",
-    "{invite}", "{reset}",
-)  # fmt: skip
-WITHOUT_TEXT = ("/runs/{run}/utilization", "/runs/{run}/timeline")  # their texts are in plots, whose labels are drawn
+PLOT = "#plot-reward.js-plotly-plot"
+# Page → what its scripts draw last, if they draw.
+PAGES = {
+    "/runs/{run}": PLOT,
+    "/runs/{run}/timeline": "#range:has-text('step')",
+    "/runs/{run}/utilization": "#plot-overlap.js-plotly-plot",
+    "/runs/{run}/samples": "#rows tr[data-id]",
+    "/runs/{run}/logs": "#log:has-text('data-hostile')",
+    "/runs/{run}/config": "main",
+    "/runs/{run}/events": "#events tr",
+    "/runs/{holder}/checkpoints": "#checkpoints tr",
+    "/runs/new?from={run}": "main",
+    "/compare?runs={run},{failed}": PLOT,
+    "/runs": "#rows tr",
+    **dict.fromkeys(("/runs/{failed}", "/runs/{deleted}", "/runs/{waiting}", "/queue", "/sharing", "/alerts"), "main"),
+    **{f"/teams/{{team}}{tab}": "main" for tab in ("", "/storage", "/alerts", "/tokens", "/secrets", "/audit")},
+    "{invite}": "main",
+    "{reset}": "main",
+}
 FOUND = """() => {
   const links = [...document.querySelectorAll('a, form, img, iframe, script')];
   const runs = a => /^(href|src|action|xlink:href)$/.test(a.name) && /^\\s*javascript:/i.test(a.value);
@@ -93,18 +107,31 @@ def hostile(value: Any, room: int | None) -> Any:
     return value[: (room or 10**9) - len(markup)] + markup
 
 
-def rewrite() -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Write markup into all of `TEXTS` and addresses into all of `ADDRESSES`; returns what was there, by row."""
-    before = []
+Rows = list[tuple[Any, Any, dict[str, Any]]]
+
+
+@transaction.atomic
+def write(rows: Rows) -> None:
+    """Set the fields of rows: (model, key, fields), also where triggers refuse it."""
+    connection.cursor().execute("SET LOCAL session_replication_role = replica")
+    for model, key, fields in rows:
+        model.objects.filter(pk=key).update(**fields)
+
+
+def rewrite() -> Rows:
+    """Write markup into all of `TEXTS` and addresses into all of `ADDRESSES`; returns what was there."""
+    before, after = [], []
     for model, names in {**TEXTS, **ADDRESSES}.items():
-        limits = {name: getattr(model._meta.get_field(name), "max_length", None) for name in names}
+        room = {name: getattr(model._meta.get_field(name), "max_length", None) for name in names}
         rows = list(model.objects.values("pk", *names))
         assert rows, f"no {model.__name__} to write into"
         for row in rows:
             key = row.pop("pk")
             before.append((model, key, row))
-            changed = {n: ADDRESS if model in ADDRESSES else hostile(value, limits[n]) for n, value in row.items()}
-            model.objects.filter(pk=key).update(**changed)
+            after.append(
+                (model, key, {n: ADDRESS if model in ADDRESSES else hostile(value, room[n]) for n, value in row.items()})
+            )
+    write(after)
     return before
 
 
@@ -121,20 +148,20 @@ def scene(platform, two_runs):
     deleted = platform.trained("letters deleted", steps=2)
     delete_run(deleted, "user:mira")
     holder, waiting = platform.submit("letters first", steps=5), platform.submit("letters waiting", steps=5)
-    platform.start(holder)
+    supervisor, _ = platform.start(holder)
     run_cycle()
-    kept = {"url": "file:///x", "manifest_sha256": "0" * 64, "bytes": 1, "registered_at": run.created_at}
-    Checkpoint.objects.create(run=run, attempt=run.attempts.get(), step=50, **kept)
-    view = save_view(mira, "mine", {"q": "letters"}, team)["id"]
+    url = f"{artifact_url(holder)}/checkpoints/step-00000001"
+    kept = wire.CheckpointRegistration(epoch=1, step=1, url=url, manifest_sha256="0" * 64, bytes=1)
+    platform.fleet._post(f"{supervisor.path}/checkpoints", supervisor.claimed.attempt_token, kept)
+    save_view(mira, "mine", {"q": "letters"}, team)
     add_webhook(mira, team, "https://example.org/old", ["failed"])
     set_secret(mira, team, "HF_TOKEN", "a secret")
     create_service_token(mira, team, "old", None, "submit")
     invite = create_invite(mira, team, "member", "zoe")
     reset = create_password_link(None, mira)
-    paths = {"invite": invite, "reset": reset}
-    found = {"run": run.pk, "failed": failed, "deleted": deleted, "waiting": waiting, "team": team.pk, "view": view}
-    yield found | {name: "/" + link.split("/", 3)[3] for name, link in paths.items()}
-    Checkpoint.objects.filter(run=run).delete()
+    links = {name: "/" + link.split("/", 3)[3] for name, link in (("invite", invite), ("reset", reset))}
+    runs = {"run": run.pk, "failed": failed, "deleted": deleted, "holder": holder, "waiting": waiting}
+    return runs | links | {"team": team.pk}
 
 
 def test_markup_in_every_field_stays_text(visit, scene):
@@ -143,17 +170,16 @@ def test_markup_in_every_field_stays_text(visit, scene):
     page = visitor.page
     before = rewrite()
     try:
-        found, shown = {}, {}
-        for path in PAGES:
+        found, silent = {}, []
+        for path, drawn in PAGES.items():
             page.goto(path.format(**scene))
-            page.wait_for_load_state("networkidle") if "/new" in path else page.wait_for_timeout(500)
+            page.wait_for_selector(drawn)
             page.evaluate(OPEN_ALL)
             for plot in page.locator(".js-plotly-plot").all():
                 plot.hover(force=True)
-            found[path] = page.evaluate(FOUND)
-            shown[path] = "data-hostile" in page.locator("body").inner_text()
+            found |= {path: what} if (what := page.evaluate(FOUND)) else {}
+            silent += [] if "data-hostile" in page.locator("body").inner_text() else [path]
     finally:
-        for model, key, row in before:
-            model.objects.filter(pk=key).update(**row)
-    assert not {path: what for path, what in found.items() if what}
-    assert [path for path in PAGES if not shown[path]] == list(WITHOUT_TEXT)
+        write(before)
+    assert found == {}
+    assert silent == [], "its texts are not shown, so nothing was tested"
