@@ -177,7 +177,7 @@ class CatalogueScanner:
 
     def __init__(self, roots: list[Path]) -> None:
         self._catalogue = Catalogue(roots)
-        self._rewards = reward_entries()  # installed and allowed when the agent started, as in its engines
+        self._rewards: list[CatalogueEntry] = []
         self._entries: list[CatalogueEntry] | None = None
         self._acknowledged: list[CatalogueEntry] | None = None
         self._thread: threading.Thread | None = None
@@ -209,8 +209,9 @@ class CatalogueScanner:
 
     def _run(self) -> None:
         changed = self._catalogue.refresh()
-        if changed or self._entries is None:
-            self._entries = self._rewards + self._catalogue.entries
+        rewards = reward_entries()  # again, because a package may have been installed since; engines find its rules too
+        if changed or rewards != self._rewards or self._entries is None:
+            self._rewards, self._entries = rewards, rewards + self._catalogue.entries
 
     def _warn_if_slow(self, now: float) -> None:
         if now >= self._warn_at:

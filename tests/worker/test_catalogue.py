@@ -19,6 +19,7 @@ import structlog
 
 from oppo_contract.model_folder import ModelFolderError, check_links, count_weights, find, find_model, tokenizer_digest
 from oppo_contract.wire import CatalogueEntry
+from worker import catalogue
 from worker.artifacts import ArtifactError, FileStore, contained, url_path
 from worker.catalogue import Catalogue, CatalogueScanner, _parse_config, reward_entries
 
@@ -415,3 +416,16 @@ def test_rules_and_allowed_reward_services_are_reported(tmp_path: Path, tools: A
     assert {id for kind, id in told if kind == "reward_host"} == {"judge.internal:8080", "judge.example.org"}
     monkeypatch.setenv("OPPO_ENGINE_COMMAND", "/other/python -m oppo_core")  # its packages are not known here
     assert reward_entries() == []
+
+
+def test_rules_installed_after_the_start_are_reported(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "SCAN_EVERY_S", 0.0)
+    monkeypatch.syspath_prepend(packages := tmp_path / "packages")
+    packages.mkdir()
+    scanner = CatalogueScanner([tmp_path])
+    scanner.acknowledge(tools.eventually(scanner.unsent))
+    info = packages / "my_rewards-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: my-rewards\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[oppo.rules]\nmine:happy = my_rewards:happy\n")
+    assert ("rule", "mine:happy") in {(entry.kind, entry.id) for entry in tools.eventually(scanner.unsent)}

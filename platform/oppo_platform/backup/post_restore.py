@@ -27,7 +27,7 @@ from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink, TeamS
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.cluster.models import Device, DeviceState, JoinToken
 from oppo_platform.runs.attempts import fence, latest_checkpoint
-from oppo_platform.runs.checkpoints import files_readable
+from oppo_platform.runs.checkpoints import files_readable, newer_beside
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
 from oppo_platform.runs.transitions import move_run
 
@@ -109,11 +109,14 @@ def missing_checkpoints(were_here: set[int]) -> Missing:
 
 
 def hold_runs_without_files() -> list[str]:
-    """Pause waiting runs whose next attempt would begin from files that are not here: it would fail. Returns descriptions."""
+    """Pause waiting runs whose next attempt would begin from files that are not here: it would fail. Returns descriptions.
+
+    Not a run whose worker has saved a newer checkpoint since the backup: the worker registers it before its device is free.
+    """
     held = []
     for run in Run.objects.filter(state=RunState.QUEUED).order_by("pk"):
         saved = latest_checkpoint(run)
-        if saved is None or files_readable(saved) != "deleted":
+        if saved is None or files_readable(saved) != "deleted" or newer_beside(saved):
             continue
         why = f"Held by the restore: the files of its checkpoint of step {saved.step} are missing, {saved.url}."
         move_run(run, RunState.PAUSED, f"{why} Put them there and resume it, or resume it from an older checkpoint.", "restore")

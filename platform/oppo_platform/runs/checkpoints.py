@@ -91,6 +91,12 @@ def files_readable(row: Checkpoint) -> Files:
     return "elsewhere" if hidden else "deleted"
 
 
+def newer_beside(row: Checkpoint) -> bool:
+    """Whether a newer checkpoint, registered or not, is readable in the same folder. Raises NotReadable as `local_folder`."""
+    folder = local_folder(row)
+    return any(other.parent.name > folder.name for other in folder.parent.glob(f"step-*/{MANIFEST}"))
+
+
 def local_folder(row: Checkpoint) -> Path:
     """Its folder, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
     root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))

@@ -160,3 +160,16 @@ def test_runs_whose_checkpoint_is_not_here_are_held_and_resume_when_it_is(busy, 
         shutil.copytree(saved, moved)
         resume_run(run.pk, "user:ada")
         assert Run.objects.get(pk=run.pk).state == "queued"
+
+
+def test_a_run_whose_worker_has_saved_a_newer_checkpoint_is_not_held(busy, backups: Backups) -> None:
+    """The worker registers it when its attempt is stopped; the run resumes from there."""
+    _, worker, run, attempt_id = busy
+    first = save(worker, run, attempt_id, 4)
+    file = backups.made().file
+    save(worker, run, attempt_id, 6)
+    shutil.rmtree(first)
+    done = backups.restored(file)
+    assert done.held == []
+    with backups.looking_at():
+        assert Run.objects.get(pk=run.pk).state == "queued"
