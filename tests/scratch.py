@@ -17,8 +17,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "OPPO_TEST_SCRATCH"
-# Of pytest, a cache that torch makes when it is imported, what multiprocessing removes when its process ends, and of Chromium.
-EXPECTED = ("pytest-of-*", "torchinductor_*", "pymp-*", ".org.chromium.Chromium.*")
+# Of pytest, of torch when it is imported, what multiprocessing removes when its process ends, of Chromium, and the file
+# with which `tempfile` probes the folder, if a test kills the process meanwhile.
+EXPECTED = ("pytest-of-*", "torchinductor_*", "pymp-*", ".org.chromium.Chromium.*", "[a-z0-9_]" * 8)
 AFTER_MULTIPROCESSING = -1000
 REMOVE = 'cat; test -e "$0" || exit 0; sleep 1; chmod -R u+rwX "$0" 2>/dev/null; rm -rf "$0"'
 ENDING_S = 10.0
