@@ -25,10 +25,11 @@ from oppo_cli.processes import Child, SignalWaiter, StopRequested, oppo_command,
 from oppo_contract.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from oppo_platform.embedded import EmbeddedServer
+    from oppo_platform.embedded import EmbeddedServer, PostgresServer
 
 WEB_TIMEOUT_S = 60.0
 WORKER_STOP_TIMEOUT_S = 30.0
+DATABASE_CHECK_S = 5.0
 PREFERRED_PORT = 8000
 PORT_TAKEN = "Port {} is used by another program. Start without --port to use a free one."
 
@@ -53,6 +54,7 @@ class Stack:
         self.lifeline = Lifeline()
         self.signals = SignalWaiter()
         self.children: list[Child] = []
+        self.postgres: PostgresServer | None = None
         self.environ = self._base_environ(port)
         self.base_url = self.environ["OPPO_BASE_URL"]
 
@@ -92,7 +94,9 @@ class Stack:
         deadline = time.monotonic() + seconds
         while not self.signals.stop_requested:
             now = time.monotonic()
-            next_check = min([deadline, *(child.check(now) for child in self.children)])
+            if self.postgres is not None and self.postgres.hasten_shutdown():
+                sys.stderr.write("postgres was asked to shut down by another program; it is started again\n")
+            next_check = min([deadline, now + DATABASE_CHECK_S, *(child.check(now) for child in self.children)])
             if now >= deadline:
                 return
             self.signals.wait(next_check - time.monotonic())
@@ -135,6 +139,7 @@ class Stack:
                 variable: create(self.home.path) for variable, create in server_classes.items() if not os.environ.get(variable)
             }
             for server in servers.values():
+                self.postgres = server if isinstance(server, PostgresServer) else self.postgres
                 child = Child(server.name, partial(launch, server), server.log, stop_timeout_s=30.0)
                 self.children.append(child)
                 child.launch()

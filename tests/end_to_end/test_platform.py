@@ -75,6 +75,16 @@ def test_a_killed_broker_costs_nothing(platform, tools) -> None:
 
 
 @pytest.mark.full
+def test_a_database_that_another_program_shuts_down_is_started_again(platform, tools) -> None:
+    """SIGTERM to PostgreSQL itself waits for its clients, whose pools keep their connections."""
+    [before, *_] = [process for process in platform.find("postgres", "-D") if process.name() == "postgres"]
+    before.terminate()
+    tools.eventually(lambda: not before.is_running(), "the server to end")
+    platform.get("runs")  # asked until it is back
+    assert platform.wait_for_end(platform.submit(tools.tiny_spec("after the shutdown")))["state"] == "succeeded"
+
+
+@pytest.mark.full
 def test_a_killed_web_process_loses_nothing(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed web", steps=100))
     platform.wait_for_step(run_id, 2)

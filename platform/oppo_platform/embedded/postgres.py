@@ -17,6 +17,7 @@ from oppo_platform.embedded.server_dirs import package_folder
 
 USER = DATABASE = "oppo"
 LEFTOVER_STOP_TIMEOUT_S = 30
+PID_FILE, STATE_LINE, STOPPING = "postmaster.pid", 7, "stopping"
 
 
 class PostgresServer(EmbeddedServer):
@@ -64,6 +65,21 @@ class PostgresServer(EmbeddedServer):
                 if row is None:
                     connection.execute(f"create database {DATABASE}")
         except psycopg.OperationalError:
+            return False
+        return True
+
+    def hasten_shutdown(self) -> bool:
+        """Make a shutdown that waits for clients a fast one, so that the server can be started again; whether there was one.
+
+        SIGTERM to the server itself, from another program, starts such a shutdown. Pools keep their connections, so it would not
+        end, and refuse new ones meanwhile.
+        """
+        try:
+            lines = (self.data / PID_FILE).read_text().split("\n")
+            if len(lines) <= STATE_LINE or lines[STATE_LINE].strip() != STOPPING:
+                return False
+            os.kill(int(lines[0]), signal.SIGINT)
+        except (FileNotFoundError, ProcessLookupError):
             return False
         return True
 
@@ -120,7 +136,7 @@ class PostgresServer(EmbeddedServer):
         """Stop a postmaster left by a crash, or remove its stale pid file (the pid may belong to another process now)."""
         import psutil
 
-        pid_file = self.data / "postmaster.pid"
+        pid_file = self.data / PID_FILE
         if not pid_file.exists():
             return
         try:
