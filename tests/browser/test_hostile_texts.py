@@ -46,7 +46,7 @@ TEXTS: dict[Any, tuple[str, ...]] = {
     TeamSecret: ("name",),
     AuditEntry: ("target", "details"),
     Project: ("name",),
-    Run: ("name", "reason", "error", "tags", "last_log_lines", "latest"),
+    Run: ("name", "reason", "error", "tags", "last_log_lines"),
     Attempt: ("reason", "device_names", "provenance"),
     Transition: ("reason", "actor"),
     Change: ("reason", "actor"),

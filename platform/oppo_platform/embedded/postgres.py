@@ -76,11 +76,11 @@ class PostgresServer(EmbeddedServer):
         """
         try:
             lines = (self.data / PID_FILE).read_text().split("\n")
-            if len(lines) <= STATE_LINE or lines[STATE_LINE].strip() != STOPPING:
-                return False
-            os.kill(int(lines[0]), signal.SIGINT)
-        except (FileNotFoundError, ProcessLookupError):
+        except FileNotFoundError:
             return False
+        if self.process is None or len(lines) <= STATE_LINE or lines[STATE_LINE].strip() != STOPPING:
+            return False
+        self.process.terminate()  # its guard sends `stop_signal`
         return True
 
     def _url(self, database: str) -> str:

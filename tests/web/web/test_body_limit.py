@@ -60,5 +60,5 @@ async def test_small_bodies_are_accepted(settings):
 @pytest.mark.parametrize("encoding", [b"gzip", b"br", b"gzip, gzip"])
 async def test_a_compressed_body_is_not_read(path, encoding):
     """A few kilobytes of gzip become gigabytes."""
-    status, told, taken = await sent([(b"content-encoding", encoding)], 3, path)
-    assert (status, told["detail"], taken) == (415, "The body is compressed; send it without Content-Encoding.", 0)
+    status, problem, taken = await sent([(b"content-encoding", encoding)], 3, path)
+    assert (status, problem["detail"], taken) == (415, "The body is compressed; send it without Content-Encoding.", 0)
