@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from worker.outbox_limit import FULL_BELOW_BYTES
 from worker.redaction import Redactor
 
 SPEC_REJECTED = 2  # exit status of the engine for an invalid spec or command line
+# While the engine starts, SIGTERM, as from a shutdown, ends it. Later it saves a checkpoint and exits with status 0.
+ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 MAX_REASON = 3900
 RANK_ERROR = "RankError:"  # prefix of the engine's reason when it lost other ranks
 # As the operating system's errors, and the engine before it writes a checkpoint, report it.
@@ -110,6 +113,8 @@ def _name_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
     if end.node_failed:
         return "node_failed", end.reason or _describe_exit(end.exit_code, last_lines)
+    if end.exit_code == ENDED_BY_SIGTERM and end.reason is None:
+        return "preempted", "the engine was stopped by SIGTERM before it could save a checkpoint"
     if end.exit_code == SPEC_REJECTED:
         return "failed", end.reason or "the engine rejected the spec: " + " ".join(last_lines[-5:])
     return "engine_died", end.reason or _describe_exit(end.exit_code, last_lines)

@@ -9,6 +9,8 @@ from oppo_platform.api.v1 import api
 from oppo_platform.api.worker import worker_api
 from oppo_platform.web.health import healthz
 
+handler500 = "oppo_platform.web.health.error_page"
+
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("login-link/<str:token>", accounts.login_link, name="login-link"),

@@ -1,8 +1,8 @@
 """An engine without training: command line and events of the real one, with misbehaviour configured by its spec.
 
-spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
-bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells
-everybody, and then fails), tell (a file in which it describes its process).
+spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, sigterm_at_start, die_at (a step), exit_code, leave_child,
+say (lines a step), bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that
+it tells everybody, and then fails), tell (a file in which it describes its process).
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
     if how.get("exit_code") == 2:
         print("models.actor.path: no such model", file=sys.stderr)
         return 2
+    if how.get("sigterm_at_start"):
+        os.kill(os.getpid(), signal.SIGTERM)
     ignore = how.get("ignore_sigterm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda _number, _frame: stopping.set())
     if how.get("leave_child"):

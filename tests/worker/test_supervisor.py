@@ -205,6 +205,13 @@ def test_crashed_engine_is_reported_with_its_last_log_lines(bench) -> None:
     assert steps_of(attempt) == [1, 2, 3, 4]
 
 
+def test_engine_stopped_by_sigterm_while_it_starts_has_not_failed(bench) -> None:
+    attempt = bench.attempt(sigterm_at_start=True)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "preempted"
+    assert attempt.outcome["reason"] == "the engine was stopped by SIGTERM before it could save a checkpoint"
+
+
 def test_a_spec_that_the_engine_refuses_fails_for_good(bench) -> None:
     attempt = bench.attempt(exit_code=2)
     assert bench.supervise().wait() == 0

@@ -41,16 +41,16 @@ def violations(running: Running, shapes: Mapping[int, str], undisturbed: Mapping
 
 
 def _ends(shapes: Mapping[int, str], target: Target) -> Iterator[str]:
-    """Every run has succeeded, and only engines that the campaign killed count as engines that died."""
+    """Every run has succeeded, and only engines that the campaign ended count as engines that died."""
     from oppo_platform.runs.models import Attempt, Run
 
     for run in Run.objects.filter(pk__in=list(shapes)).exclude(state="succeeded"):
         yield f"Run {run.pk} ({shapes[run.pk]}) is {run.state}: {run.reason}"
     attempts = Attempt.objects.filter(run_id__in=list(shapes))
     died = attempts.filter(outcome__in=("engine_died", "failed"))
-    if died.count() > target.engines_killed:
+    if died.count() > target.engines_ended:
         words = "; ".join(f"run {a.run_id}: {a.reason}" for a in died[:5])
-        yield f"{died.count()} attempts count as the engines' failures, and {target.engines_killed} engines were killed: {words}"
+        yield f"{died.count()} attempts count as the engines' failures, and {target.engines_ended} engines were ended: {words}"
 
 
 def _differences(run_id: int, shape: str, stored: Curve, expected: Curve) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Target:
     clock: Clock
     small_disk: Path | None  # home of the second worker, on a file system of its own; None if none can be mounted
     rng: random.Random = field(default_factory=random.Random)
-    engines_killed: int = 0
+    engines_ended: int = 0
     backups: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
 
@@ -47,7 +47,7 @@ def kill(target: Target, kind: str) -> Struck | None:
     """SIGKILL to one process of a kind."""
     if (process := _one(target, kind)) is None:
         return None
-    target.engines_killed += kind == "engine"
+    target.engines_ended += kind == "engine"
     process.kill()
     return Struck(f"kill -9 of the {kind} (process {process.pid})")
 
@@ -56,6 +56,7 @@ def end(target: Target, kind: str) -> Struck | None:
     """SIGTERM to one process of a kind: an orderly stop, which `oppo up` or the agent answers with a new one."""
     if (process := _one(target, kind)) is None:
         return None
+    target.engines_ended += kind == "engine"
     process.terminate()
     return Struck(f"SIGTERM to the {kind} (process {process.pid})")
 

@@ -41,6 +41,7 @@ MEANINGS = {
     422: "The request is invalid; `errors` lists each problem and its place.",
     429: "The token's request limit per minute is reached; `Retry-After` says when to retry.",
     500: "Internal error; the server's log has the details under `request_id`.",
+    503: "The database cannot be reached; `Retry-After` says when to retry.",
     507: "The database has no space for new runs.",
 }
 KEY = {
@@ -65,7 +66,7 @@ STREAM = {
     ],
     "responses": {
         200: {"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-        **{status: {"description": MEANINGS[status], "content": PROBLEM} for status in (401, 404, 422, 429, 500)},
+        **{status: {"description": MEANINGS[status], "content": PROBLEM} for status in (401, 404, 422, 429, 500, 503)},
     },
 }  # fmt: skip
 
@@ -172,7 +173,7 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 def _problems(operation: Operation) -> set[int]:
     """Problem responses that follow from an operation's method and parameters."""
     sources = {param.__ninja_param_source__ for param in operation.models}
-    result = {401, 429, 500}
+    result = {401, 429, 500, 503}
     if sources & {"path", "query", "body"}:
         result |= {404, 422}
     if "body" in sources:

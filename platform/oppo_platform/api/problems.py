@@ -18,9 +18,11 @@ from typing_extensions import TypedDict
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_platform.api.rate_limit import TooMany
 from oppo_platform.web.body_limit import TOO_LARGE
+from oppo_platform.web.health import RETRY_AFTER_S, is_database_outage
 from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Internal server error. The server's log has the details under this request id."
+OUTAGE = "The database cannot be reached. Runs continue; try again later."
 NUL = "A text contains the character NUL, which cannot be stored or searched. Remove it."
 HALVES = "A text contains a lone surrogate (half of a character), which cannot be stored or searched. Remove it."
 
@@ -84,6 +86,13 @@ def too_many(error: TooMany) -> JsonResponse:
     return answer
 
 
+def database_unavailable() -> JsonResponse:
+    """503 with the time after which a retry makes sense."""
+    answer = problem(503, OUTAGE)
+    answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return answer
+
+
 def install(api: NinjaAPI) -> None:
     """Let an API answer every error as a problem; an unexpected one is a 500 with a log entry of the same request id."""
 
@@ -95,6 +104,9 @@ def install(api: NinjaAPI) -> None:
         return problem(404, "Not found, or you do not have access.")
 
     def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
+        if is_database_outage(error):
+            log.warning("database unavailable", path=request.path, error=str(error))
+            return database_unavailable()
         log.error("request failed", path=request.path, exc_info=error)
         return problem(500, UNFORESEEN)
 

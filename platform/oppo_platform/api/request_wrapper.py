@@ -13,7 +13,7 @@ from ninja.operation import Operation
 from oppo_contract.spec_errors import SpecProblem, nearest_match
 from oppo_platform.api.auth import SAFE, request_user, sends_token
 from oppo_platform.api.idempotency import HEADER, run_once
-from oppo_platform.api.problems import UNFORESEEN, problem, too_many
+from oppo_platform.api.problems import OUTAGE, UNFORESEEN, problem, too_many
 from oppo_platform.api.rate_limit import Allowance, TooMany
 
 NOT_HERE = {
@@ -22,6 +22,7 @@ NOT_HERE = {
     405: "This endpoint does not support {method}.",
     412: "The current version does not satisfy the request's conditions.",
     500: UNFORESEEN,
+    503: OUTAGE,
 }
 
 Run = Callable[..., HttpResponse]
@@ -100,6 +101,8 @@ class ProblemsEverywhere(MiddlewareMixin):
         if words is None or not request.path.startswith("/api/") or "json" in response.get("Content-Type", ""):
             return response
         answer = problem(response.status_code, words.format(method=request.method))
+        if response.has_header("Retry-After"):
+            answer.headers["Retry-After"] = response.headers["Retry-After"]
         if response.has_header("Allow"):
             answer.headers["Allow"] = ", ".join(sorted(response.headers["Allow"].replace(" ", "").split(",")))
         return answer

@@ -1,10 +1,19 @@
-"""Readiness endpoint for load balancers and `oppo up`."""
+"""Readiness endpoint for load balancers and `oppo up`, and the response to requests while the database cannot be reached."""
 
 from __future__ import annotations
 
+import sys
+
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, connection
-from django.http import HttpRequest, JsonResponse
+from django.db import Error, InterfaceError, OperationalError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+from django.views.defaults import server_error
+
+RETRY_AFTER_S = 5
+# SQLSTATE of errors that end a connection or prevent one: 08 connection exception, 57P01 to 57P03 the server stops or starts,
+# 53300 too many connections. None: no response from the server.
+OUTAGE = (None, "57P01", "57P02", "57P03", "53300")
 
 
 @login_not_required
@@ -13,6 +22,24 @@ def healthz(request: HttpRequest) -> JsonResponse:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-    except DatabaseError as error:
+    except Error as error:
         return JsonResponse({"ok": False, "database": type(error).__name__}, status=503)
     return JsonResponse({"ok": True})
+
+
+def is_database_outage(error: BaseException | None) -> bool:
+    """Whether a database error means that the server cannot be reached, so that the same request may succeed later."""
+    if not isinstance(error, (OperationalError, InterfaceError)):
+        return False
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    return sqlstate in OUTAGE or str(sqlstate).startswith("08")
+
+
+def error_page(request: HttpRequest) -> HttpResponse:
+    """`handler500`: 503 during a database outage, with a page that reloads itself, otherwise Django's 500."""
+    if not is_database_outage(sys.exc_info()[1]):
+        return server_error(request)
+    response = HttpResponse(render_to_string("503.html"), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+    if request.method == "GET":
+        response.headers["Refresh"] = str(RETRY_AFTER_S)
+    return response
