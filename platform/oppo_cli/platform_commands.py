@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,20 @@ import click
 from oppo_cli.home import Failure, Home, Refusal
 
 SHUTDOWN_TIMEOUT_S = 3
+M_ARENA_MAX = -8  # of <malloc.h>
 SCHEDULER_MAX_AGE_S = 30.0
 HOUSEKEEPER_MAX_AGE_S = 300.0  # a round may compact many runs
+
+
+def limit_malloc_arenas(most: int = 2) -> None:
+    """Limit the number of glibc's malloc arenas, unless `MALLOC_ARENA_MAX` is set. Call before threads start.
+
+    By default threads use up to eight arenas per core, and each keeps most of the memory that it ever needed: `web`, whose 30
+    threads run Python code one at a time, grew by 9 MiB an hour.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and "MALLOC_ARENA_MAX" not in os.environ:  # not on macOS
+        libc.mallopt(M_ARENA_MAX, most)
 
 
 @contextmanager
@@ -213,6 +226,7 @@ def migrate() -> None:
 def web(host: str, port: int) -> None:
     """Serve pages, API and live updates, in one process."""
     _start_service()
+    limit_malloc_arenas()
     import uvicorn
 
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "proxy_headers": False}

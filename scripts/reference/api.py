@@ -28,11 +28,11 @@ Paths are relative to `/api/v1/`. Errors, idempotent writes, ETags, rate limits 
 - Writes accept the header `{KEY["name"]}`: {KEY["description"]}
 - `next` of a list is the cursor of the next page, if there is one.
 
-Every call may return 401, 429 and 500; other errors are listed with the calls.
+Every call may return 401, 429, 500 and 503; other errors are listed with the calls.
 
 {table(("status", "means"), ((code(str(status)), says) for status, says in sorted(MEANINGS.items())))}
 """
-COMMON_ERRORS = {"401", "429", "500"}
+COMMON_ERRORS = {"401", "429", "500", "503"}
 MAX_EXAMPLE_LINES = 30
 
 

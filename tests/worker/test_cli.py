@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -206,3 +208,34 @@ def test_the_runs_of_a_demo_are_valid_and_differ_in_overlap_and_name_only(model:
     )
     assert {section for section in oppo if oppo[section] != sequential[section]} == {"name", "overlap"}
     assert sequential["overlap"]["intra_step"] == sequential["overlap"]["inter_step"] == "off"
+
+
+ARENAS = """
+import ctypes, sys, threading
+from oppo_cli.platform_commands import limit_malloc_arenas
+if sys.argv[1] == "limited":
+    limit_malloc_arenas()
+all_run = threading.Barrier(13)
+def work():
+    kept = bytearray(100_000)
+    all_run.wait()
+for _ in range(12):
+    threading.Thread(target=work).start()
+all_run.wait()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_info is glibc's")
+@pytest.mark.parametrize(
+    ("mode", "environ", "least", "most"),
+    [("unlimited", {}, 3, 100), ("limited", {}, 1, 2), ("limited", {"MALLOC_ARENA_MAX": "1"}, 1, 1)],
+)
+def test_web_limits_malloc_arenas(mode, environ, least, most) -> None:
+    inherited = {key: value for key, value in os.environ.items() if key != "MALLOC_ARENA_MAX"}
+    command = [sys.executable, "-c", ARENAS, mode]
+    report = subprocess.run(command, env=inherited | environ, capture_output=True, text=True, check=True).stdout
+    assert least <= report.count("<heap nr=") <= most
