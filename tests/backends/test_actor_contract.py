@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -34,6 +33,7 @@ from oppo_core.vllm.build import build_decoder
 from oppo_core.vllm.engine_args import IPC_ENVIRONMENT
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from tests.fakes.vllm_async_engine import streaming
+from tests.processes import still_running
 
 VOCAB, EOS, SLOTS = 259, 1, 8
 OPEN: list[StreamingDecoder] = []  # to be closed after a test
@@ -171,8 +171,7 @@ def engines_end() -> Iterator[None]:
     yield
     while REAL:
         REAL.popitem()[1][0].close()
-    multiprocessing.active_children()  # reaps an engine that vLLM has killed
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not still_running(before)
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 

@@ -32,6 +32,7 @@ from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.engine_args import Placement, cpu_cache_bytes, reward_arguments
 from tests.fakes.vllm_pooling_engine import BLOCK, FakePoolingEngine
+from tests.processes import still_running
 
 VOCAB, CODEC = 40, ByteCodec(40)
 PATIENCE_S = 20.0
@@ -200,7 +201,7 @@ def test_vllm_scores_as_our_own_network_does_and_finds_the_cached_prefix(tmp_pat
         assert reward.cached(1) == ((32 + 80, 32 + 80) if on_gpu else (32 + 64, 32 + 64))
     finally:
         reward.close()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not still_running(before)
 
 
 def test_a_dead_engine_is_an_error(make: Make) -> None:
