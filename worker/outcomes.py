@@ -114,7 +114,7 @@ def _name_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
     if end.node_failed:
         return "node_failed", end.reason or _describe_exit(end.exit_code, last_lines)
     if end.exit_code == ENDED_BY_SIGTERM and end.reason is None:
-        return "preempted", "the engine was stopped by SIGTERM before it could save a checkpoint"
+        return "node_failed", "SIGTERM stopped the engine while it started"
     if end.exit_code == SPEC_REJECTED:
         return "failed", end.reason or "the engine rejected the spec: " + " ".join(last_lines[-5:])
     return "engine_died", end.reason or _describe_exit(end.exit_code, last_lines)

@@ -145,14 +145,14 @@ def problem(status: int) -> tuple[int, dict[str, Any]]:
     return status, {"title": "no", "status": status, "detail": "no", "errors": [], "request_id": "1"}
 
 
-def engines_of(artifacts: Path) -> list[psutil.Process]:
-    """Running engine processes that write to a folder."""
+def engines_of(path: Path) -> list[psutil.Process]:
+    """Running engine processes, and their children, that have a path among their arguments."""
     found = []
     for process in psutil.process_iter():
         try:
             line = process.cmdline()
             is_guard = any(word.endswith("lifeline.py") for word in line)
-            if str(artifacts) in line and not is_guard and process.status() != psutil.STATUS_ZOMBIE:
+            if str(path) in line and not is_guard and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

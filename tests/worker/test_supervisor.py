@@ -205,11 +205,11 @@ def test_crashed_engine_is_reported_with_its_last_log_lines(bench) -> None:
     assert steps_of(attempt) == [1, 2, 3, 4]
 
 
-def test_engine_stopped_by_sigterm_while_it_starts_has_not_failed(bench) -> None:
+def test_sigterm_while_the_engine_starts_is_a_failure_of_the_node(bench) -> None:
     attempt = bench.attempt(sigterm_at_start=True)
     assert bench.supervise().wait() == 0
-    assert attempt.outcome["outcome"] == "preempted"
-    assert attempt.outcome["reason"] == "the engine was stopped by SIGTERM before it could save a checkpoint"
+    assert attempt.outcome["outcome"] == "node_failed"
+    assert attempt.outcome["reason"] == "SIGTERM stopped the engine while it started"
 
 
 def test_a_spec_that_the_engine_refuses_fails_for_good(bench) -> None:
@@ -291,7 +291,7 @@ def test_a_killed_supervisor_takes_its_engine_along_and_the_next_one_reports(ben
     process.kill()
     process.wait()
     events = bench.folder.attempt(1).engine_events
-    tools.eventually(lambda: not [e for e in bench.engines() if str(events) in e.cmdline()])
+    tools.eventually(lambda: not tools.engines_of(events))
     on_disk = events.read_bytes().count(b'"kind": "step"')
     assert bench.supervise().wait() == 0
     assert bench.platform.requests.count("attempts/1/claim") == 1

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_platform.api.rate_limit import TooMany
 from oppo_platform.web.body_limit import TOO_LARGE
-from oppo_platform.web.health import RETRY_AFTER_S, is_database_outage
+from oppo_platform.web.health import is_database_outage
 from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Internal server error. The server's log has the details under this request id."
@@ -86,13 +86,6 @@ def too_many(error: TooMany) -> JsonResponse:
     return answer
 
 
-def database_unavailable() -> JsonResponse:
-    """503 with the time after which a retry makes sense."""
-    answer = problem(503, OUTAGE)
-    answer.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return answer
-
-
 def install(api: NinjaAPI) -> None:
     """Let an API answer every error as a problem; an unexpected one is a 500 with a log entry of the same request id."""
 
@@ -105,8 +98,7 @@ def install(api: NinjaAPI) -> None:
 
     def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
         if is_database_outage(error):
-            log.warning("database unavailable", path=request.path, error=str(error))
-            return database_unavailable()
+            raise error  # `handler500` and `ProblemsEverywhere` make it a 503
         log.error("request failed", path=request.path, exc_info=error)
         return problem(500, UNFORESEEN)
 

@@ -23,7 +23,7 @@ OUTCOMES = {
     "preempted": "preempted or stopped by an orderly worker shutdown, with a checkpoint; or its worker lost contact with the"
     " platform and stopped it before the lease expired",
     "engine_died": "the engine ended without an error message",
-    "node_failed": "its node ended it: a full disk, or its supervisor was killed",
+    "node_failed": "its node ended it: a full disk, a killed supervisor, or SIGTERM while the engine started",
     "lease_lost": "its supervisor, or one on another node, sent no heartbeat until the lease expired",
     "orphaned": "its node is healthy and no longer reports it",
     "absent": "one of its other nodes did not claim its part in time, or stopped sending heartbeats before that",

@@ -51,8 +51,10 @@ def test_api_answers_503_with_retry_after_during_an_outage(lose_connection, worl
 def test_worker_api_answers_503_during_an_outage(lose_connection, world):
     worker = world.worker()
     _, attempt = world.start(worker)
+    worker.client.raise_request_exception = False
     lose_connection()
-    assert worker.attempt(attempt, "heartbeat", {"epoch": 1, "running": True}).status_code == 503
+    reply = worker.attempt(attempt, "heartbeat", {"epoch": 1, "running": True})
+    assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
     connection.close()
     assert worker.attempt(attempt, "heartbeat", {"epoch": 1, "running": True}).status_code == 200
 
