@@ -16,6 +16,7 @@ from oppo_core.checkpointing.save_restore import run_score
 CARD = "README.md"
 LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 READ_CHARACTERS = 64 * 1024
+MARKUP = re.compile(r"[\\`*\[\]<>#|!]")  # what Markdown would interpret in a name
 HOW_TO_LOAD = {
     "transformers": """\
 ```python
@@ -48,6 +49,7 @@ def model_card(spec: RunSpec, state: dict[str, Any], folder: Path, base: Path | 
     """
     library, licence = _library(folder), stated_licence(base)
     name = spec.models.actor.path or "a random initialisation"
+    title = MARKUP.sub(r"\\\g<0>", spec.name)
     front = {"library_name": library, "tags": ["rlhf", spec.ppo.algorithm], **({"license": licence} if licence else {})}
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
     return f"""\
@@ -55,7 +57,7 @@ def model_card(spec: RunSpec, state: dict[str, Any], folder: Path, base: Path | 
 {lines}
 ---
 
-# {spec.name}
+# {title}
 
 {"LoRA adapters for" if _has_adapters(folder) else "Trained from"} `{name}` with {spec.ppo.algorithm} by OPPO Platform.
 Prompts: `{spec.data.prompts}`.

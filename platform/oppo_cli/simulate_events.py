@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from oppo_cli.home import Refusal
@@ -40,7 +41,7 @@ def events_report(
     with Progress(screen, total) as progress:
         rows = counterfactuals(recording, fitted, target, overcommits, progress.show)
     _print_fit(screen, recording, fitted, checked)
-    title = f"{recording.spec.name}: what its {len(recording.steps):,} steps would have taken"
+    title = f"{escape(recording.spec.name)}: what its {len(recording.steps):,} steps would have taken"
     screen.print(plan_table(title, fitted.devices, rows), highlight=False)
     for row in rows:
         if row.problem:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -60,7 +61,7 @@ class Progress:
 def print_plan(console: Console, spec: RunSpec, devices: Devices, target: Target, steps: int, rows: list[Row]) -> None:
     """Print the table of a plan and its assumptions."""
     groups = f" groups of {spec.ppo.group_size}" if spec.ppo.group_size > 1 else ""
-    title = f"{spec.name} on {devices.name}: B {spec.ppo.batch_size}{groups}, {len(devices.names)} devices"
+    title = f"{escape(spec.name)} on {devices.name}: B {spec.ppo.batch_size}{groups}, {len(devices.names)} devices"
     console.print(plan_table(title, devices, rows), highlight=False)
     for row in rows:
         if row.problem:

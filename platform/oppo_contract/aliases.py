@@ -98,6 +98,27 @@ VERL = {
     "algorithm.kl_ctrl.target_kl": Alias("ppo.kl.target"),
 }
 
+# Other names that people try: OpenRLHF's, and short ones. Only suggested, by their last part.
+SUGGESTED = {
+    "lr": "ppo.learning_rate", "actor_lr": "ppo.learning_rate", "actor_learning_rate": "ppo.learning_rate",
+    "critic_lr": "ppo.critic_learning_rate", "bs": "ppo.batch_size", "batch": "ppo.batch_size",
+    "batch_size": "ppo.batch_size", "train_batch_size": "ppo.batch_size", "rollout_batch_size": "ppo.batch_size",
+    "per_device_train_batch_size": "ppo.batch_size", "micro_train_batch_size": "ppo.micro_batch_tokens",
+    "minibatches": "ppo.mini_batches", "init_kl_coef": "ppo.kl.coefficient", "kl_coefficient": "ppo.kl.coefficient",
+    "kl_target": "ppo.kl.target", "eps_clip": "ppo.clip_range", "clip": "ppo.clip_range", "clip_ratio": "ppo.clip_range",
+    "value_clip": "ppo.value_clip_range", "lambd": "ppo.gae_lambda", "lambda": "ppo.gae_lambda", "max_norm": "ppo.max_grad_norm",
+    "grad_clip": "ppo.max_grad_norm", "warmup": "ppo.warmup_steps", "ent_coef": "ppo.entropy_coefficient",
+    "entropy_coef": "ppo.entropy_coefficient", "n_samples_per_prompt": "ppo.group_size", "advantage_estimator": "ppo.algorithm",
+    "max_length": "rollout.max_new_tokens", "max_tokens": "rollout.max_new_tokens", "max_new_token": "rollout.max_new_tokens",
+    "generate_max_len": "rollout.max_new_tokens", "prompt_max_len": "rollout.max_prompt_tokens", "temp": "rollout.temperature",
+    "pretrain": "models.actor.path", "model": "models.actor.path", "model_name": "models.actor.path",
+    "reward_pretrain": "models.reward.model.path", "reward_model": "models.reward.model.path",
+    "critic_pretrain": "models.critic.path", "prompt_data": "data.prompts", "dataset": "data.prompts",
+    "dataset_name": "data.prompts", "input_key": "data.prompt_field", "num_steps": "steps", "total_steps": "steps",
+    "wandb_run_name": "name", "gpus": "resources.devices", "num_gpus": "resources.devices",
+    "n_gpus_per_node": "resources.devices", "num_nodes": "resources.nodes",
+}  # fmt: skip
+
 # Why a setting of theirs has none of ours that means the same.
 NOT_TAKEN = {
     "vf_coef": "actor and critic have an optimizer each: set ppo.critic_learning_rate",
@@ -110,5 +131,6 @@ NOT_TAKEN = {
 
 def our_setting(path: str) -> str | None:
     """Our setting for a name of theirs, given alone or below some section; None if no name matches."""
-    alias = VERL.get(path) or TRL.get(path.rpartition(".")[2])
-    return alias.path if alias is not None else None
+    name = path.rpartition(".")[2]
+    alias = VERL.get(path) or TRL.get(name)
+    return alias.path if alias is not None else SUGGESTED.get(name)

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from oppo_contract.aliases import ACTOR, KL_ESTIMATORS, NOT_TAKEN, TRL, VERL, Alias
-from oppo_contract.sections.rollout import Overcommit
 from oppo_contract.spec import load_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import parse_yaml
@@ -167,9 +166,6 @@ def _fill(result: Converted) -> None:
         if path not in result.settings and not (path == "models.reward.rule" and has_reward):
             result.settings[path] = value
             result.placeholders.append(path)
-    defaults, batch = Overcommit(), result.settings.get("ppo.batch_size")
-    if isinstance(batch, int) and 0 < batch < defaults.max:  # Δ is at most B
-        result.settings |= {"overlap.overcommit.max": batch, "overlap.overcommit.initial": min(defaults.initial, batch)}
 
 
 def _make_valid(result: Converted, names: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ in docs/algorithm.md. The sections are in `sections/`; validators here check set
 from __future__ import annotations
 
 from functools import reduce
+from types import NoneType
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -80,6 +81,28 @@ class RunSpec(Section):
             return data
         rounds = resources.get("dtype") == "bfloat16" or rollout.get("backend") == "vllm"
         return data | {"ppo": ppo | {"tis": "all"}} if rounds else data
+
+    @model_validator(mode="before")
+    @classmethod
+    def default_overcommit(cls, data: Any) -> Any:
+        """The defaults of Δ follow: its maximum is at most B, its initial value between its minimum and its maximum."""
+        if not isinstance(data, dict):
+            return data
+        ppo, overlap = data.get("ppo", {}), data.get("overlap", {})
+        given = overlap.get("overcommit", {}) if isinstance(overlap, dict) else None
+        if not isinstance(ppo, dict) or not isinstance(given, dict):
+            return data
+        usual = Overcommit()
+        batch = ppo.get("batch_size", Ppo.model_fields["batch_size"].default)
+        least, most = given.get("min", usual.min), given.get("max")
+        refused = not type(batch) is type(least) is int or type(most) not in (int, NoneType) or batch < 1
+        if refused or overlap.get("inter_step", Overlap.model_fields["inter_step"].default) == "off":
+            return data
+        most = min(batch, max(least, usual.max)) if most is None else most
+        initial = max(least, min(usual.initial, most))
+        if (most, initial) == (usual.max, usual.initial):
+            return data
+        return data | {"overlap": overlap | {"overcommit": {"max": most, "initial": initial} | given}}
 
     def _check_conflicts(self, setting: str, conflicts: list[tuple[str, bool, str]]) -> None:
         """Raise SettingError for the first of (path, whether it conflicts with `setting`, allowed values) that applies."""

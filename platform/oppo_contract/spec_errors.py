@@ -133,7 +133,9 @@ def _translate(detail: ErrorDetails, field: FieldLocation, schema: SpecSchema) -
         return SpecProblem(path, entry.message, _shown(given), entry.allowed)
     if kind == "extra_forbidden":
         keys = schema.keys(schema.locate(field.path[:-1]).schema)
-        near = nearest_match(str(field.path[-1]), keys) or our_setting(path)
+        near = our_setting(path) or nearest_match(str(field.path[-1]), keys)
+        if near and (last := near.rpartition(".")[2]) != near and last in keys:  # the setting of that name in this section
+            near = ".".join([*map(str, field.path[:-1]), last])
         return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), near)
     at = schema.locate(field.path[: field.branch[0]]).schema if field.branch and kind == "literal_error" else field.schema
     near = nearest_match(given, schema.enum_values(at)) if kind == "literal_error" and isinstance(given, str) else None

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from django.db import connection
+from django.db.models import DateTimeField, Expression, Func, Value
 
 
 class Clock(Protocol):
@@ -15,6 +16,10 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """The current time, with its time zone (UTC)."""
+        ...
+
+    def expression(self) -> Expression:
+        """The current time in a query."""
         ...
 
 
@@ -27,6 +32,10 @@ class DatabaseClock:
             cursor.execute("SELECT clock_timestamp()")
             return cursor.fetchone()[0].astimezone(UTC)
 
+    def expression(self) -> Expression:
+        """The time of the database's clock when the query runs."""
+        return Func(function="clock_timestamp", output_field=DateTimeField())
+
 
 class ManualClock:
     """A clock that moves only when advanced, for tests and simulations."""
@@ -37,6 +46,10 @@ class ManualClock:
     def now(self) -> datetime:
         """The time it was set to."""
         return self.current
+
+    def expression(self) -> Expression:
+        """The time it was set to, as a constant."""
+        return Value(self.current, output_field=DateTimeField())
 
     def advance(self, seconds: float) -> None:
         """Move on."""
@@ -49,6 +62,11 @@ _clock: Clock = DatabaseClock()
 def now() -> datetime:
     """The current time. Every lease, deadline and time stamp of the platform uses it."""
     return _clock.now()
+
+
+def now_in_query() -> Expression:
+    """The current time as an expression of a query, which saves a query of its own."""
+    return _clock.expression()
 
 
 def iso(time: datetime) -> str:

@@ -98,7 +98,8 @@ class Supervisor:
         return wire.AttemptOrders.model_validate(reply).signal
 
     def tell(self, events: list[Event]) -> None:
-        """Send events, in batches that the wire format allows."""
+        """Send a heartbeat and events, in batches that the wire format allows."""
+        self.beat()
         for at in range(0, len(events), 200):
             batch = wire.EventBatch(producer="engine", events=events[at : at + 200])
             self.fleet._post(f"{self.path}/events", self.claimed.attempt_token, batch)

@@ -63,12 +63,12 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     named(page)
     page.hover(f"#figures tr[data-key='{nine_runs[3]}']")
     expect(page.locator("svg.outlined"), "the run under the pointer, in every chart").to_have_count(3)
-    page.locator("[aria-label='Highlight seed 2 True']").focus()
+    page.locator(f"[aria-label='Highlight seed 2 True #{nine_runs[3]}']").focus()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**&highlight={nine_runs[3]}")
-    named(page, "seed 2 True")
+    named(page, f"seed 2 True #{nine_runs[3]}")
     expect(page.locator("#counted")).to_be_visible()
-    expect(page.locator("[aria-label='Highlight seed 2 True']")).to_be_focused()
+    expect(page.locator(f"[aria-label='Highlight seed 2 True #{nine_runs[3]}']")).to_be_focused()
     expect(page.locator("#parallel path[data-key]")).to_have_count(9)
     page.select_option("#group", "overlap.intra_step")
     page.wait_for_selector("#groups tr >> nth=1")
@@ -128,20 +128,23 @@ def test_outliers_and_what_counts_are_in_the_address(visit, two_runs):
     page.check("#counted")
     page.wait_for_url("**&outliers=ignore&counted=1")
     expect(page.locator("#smoothing")).to_be_disabled()
-    page.wait_for_function("() => Oppo.compareView.read(location.search).counted")
+    read = 'const { read } = await import("/static/js/compare/view.js"); return read(location.search).counted;'
+    assert page.evaluate(f"async () => {{ {read} }}")
     page.wait_for_function(CROSSING)
 
 
 def test_a_fork_begins_at_a_mark_on_its_curve(visit, two_runs):
     page = visit().page
     page.goto("/compare")
-    fork = """() => {
+    fork = """async () => {
+      const { axisOf } = await import("/static/js/charts/axes.js");
+      const { build } = await import("/static/js/compare/charts.js");
       const curve = { x: [5, 6], y: [1, 2], raw: [1, 2] };
       const entry = { key: 1, label: "a", ids: [1], colour: 1, dash: 0, group: null };
       const view = { picked: null, smooth: 0, axis: "step", zoom: null, outliers: false };
       const reply = { runs: [{ id: 1, forked_from: { run: 2, step: 4 } }], groups: [], target: null };
-      const v = { view, reply, colours: new Map([[1, 1]]), axis: Oppo.axisOf("step", 9), many: false, resets: 0 };
-      const made = Oppo.compareCharts.build("reward", { shown: [{ entry, ...curve }], runs: new Map([[1, curve]]) }, v);
+      const v = { view, reply, colours: new Map([[1, 1]]), axis: axisOf("step", 9), many: false, resets: 0 };
+      const made = build("reward", { shown: [{ entry, ...curve }], runs: new Map([[1, curve]]) }, v);
       return made.data.filter((trace) => trace.mode === "markers").map((trace) => [trace.x, trace.y]);
     }"""
     assert page.evaluate(fork) == [[[5], [1]]]
@@ -169,13 +172,15 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
     assert b"letters oppo" in text
     name, text = saved(page, "[aria-label='Bubble as PNG']")
     assert (name, text[:4]) == ("compare-bubble.png", b"\x89PNG")
-    check = """() => {
-      const C = Oppo.compareCurves, x = [...Array(1000).keys()], y = x.map((i) => Math.sin(i / 90));
+    check = """async () => {
+      const C = await import("/static/js/compare/curves.js");
+      const { csv } = await import("/static/js/compare/download.js");
+      const x = [...Array(1000).keys()], y = x.map((i) => Math.sin(i / 90));
       const half = (list) => list.filter((_, i) => i % 2);
       const fine = half(C.smooth(x, y, 20)), coarse = C.smooth(half(x), half(y), 20);
       const mean = C.averaged([{ x: [0, 4], y: [0, 4] }, { x: [2, 6], y: [4, 8] }, { x: [0, 6], y: [2, 2] }], "range");
       const off = Math.max(...fine.map((v, i) => Math.abs(v - coarse[i])));
-      return { off, mean, formula: Oppo.compareExport.csv([["=1+1", "a,b", null, -2]]) };
+      return { off, mean, formula: csv([["=1+1", "a,b", null, -2]]) };
     }"""
     told = page.evaluate(check)
     assert told["off"] < 0.03, "half of the points, the same curve"
@@ -187,3 +192,29 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
         "n": [2, 3, 3, 2],
     }
     assert told["formula"] == '\'=1+1,"a,b",,-2\r\n'
+
+
+def test_a_short_run_beside_a_long_one_keeps_its_shape_and_its_values(visit, two_runs):
+    page = visit().page
+    page.goto("/compare")
+    ends = """async () => {
+      const { curves } = await import("/static/js/compare/curves.js");
+      const { axisOf } = await import("/static/js/charts/axes.js");
+      const { ratio } = await import("/static/js/core/format.js");
+      const column = (seconds, from, to) => {
+        const share = [...Array(200).keys()].map((i) => i / 199);
+        const [x, y] = [share.map((s) => s * seconds), share.map((s) => from + s * (to - from))];
+        return { step: share.map((_, i) => i + 1), x, y };
+      };
+      const key = "critic/score/mean";
+      const series = { 1: { [key]: column(15, 0.4, 1.5) }, 2: { [key]: column(7200, 0.4, 1.5) } };
+      const reply = { runs: [{ id: 1 }, { id: 2 }], series };
+      const listed = [1, 2].map((id) => ({ key: id, ids: [id], group: null }));
+      const axis = axisOf("wall", 7201);
+      const { shown } = curves("reward", reply, listed, { smooth: 2 }, axis.size);
+      return [...shown.map((curve) => curve.y.at(-1)), axis.write(7 / 3600), axis.write(2), ratio(0.00195), ratio(1.418)];
+    }"""
+    short, long, written, hours, small, usual = page.evaluate(ends)
+    assert abs(short - long) < 1e-9, "the same shape in another time has the same value at its end"
+    assert 1.45 < short < 1.5
+    assert (written, hours, small, usual) == ("7.0 s", "2 h 0 m", "0.00195", "1.42")

@@ -168,7 +168,7 @@ def test_two_runs_side_by_side(visit, two_runs):
     expect(page.locator("#diff tr")).to_have_count(2)
     expect(page.locator("#diff")).to_contain_text("overlap.inter_step")
     named = "() => document.getElementById('plot-reward').data.map(t => t.name).filter(Boolean).join()"
-    page.wait_for_function(f"() => ({named})() === 'letters sequential,letters oppo'")
+    page.wait_for_function(f"() => ({named})() === 'letters sequential #{sequential},letters oppo #{oppo}'")
     page.click("[data-axis=step]")
     page.wait_for_function("() => Math.max(...document.getElementById('plot-reward').data[0].x) === 60")
     page.fill("#target", "1.4")
@@ -188,9 +188,42 @@ def test_runs_are_picked_and_removed(visit, two_runs):
     page.wait_for_selector("#figures tr")
     page.select_option("#add", str(oppo))
     page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 2")
-    page.click("[aria-label='Remove letters sequential']")
+    page.click(f"[aria-label='Remove letters sequential #{sequential}']")
     page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 1")
     expect(page.locator("#figures")).to_contain_text("letters oppo")
     expect(page.locator(f"#add option[value='{oppo}']")).to_be_disabled()
-    page.click("[aria-label='Remove letters oppo']")
+    page.click(f"[aria-label='Remove letters oppo #{oppo}']")
     expect(page.locator("#result")).to_be_hidden()
+
+
+def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
+    run_id = platform.submit("llama3/8b lr=1e-5 β", steps=20)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    reason = "CUDA out of memory. Tried to allocate 20.00 GiB (GPU 0; 79.15 GiB total capacity; 61.01 GiB already allocated)"
+    supervisor.end("failed", reason)
+    visitor = visit()
+    page = visitor.page
+    page.goto("/runs")
+    row = page.locator(f"#run-{run_id}")
+    expect(row.locator("[data-col=name]")).to_contain_text("llama3/8b lr=1e-5 β")
+    expect(row.locator("[data-col=name] .sub")).to_have_attribute("title", reason)
+    wrap, last = page.locator(".table-wrap:has(#rows)").bounding_box(), row.locator("td").last.bounding_box()
+    assert last["x"] + last["width"] <= wrap["x"] + wrap["width"] + 1, "the last column is seen without scrolling"
+    page.fill("#filter", f"#{run_id}")
+    page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 1")
+    page.fill("#filter", "colour:red size>3")
+    expect(page.locator("#filter-wrong")).to_contain_text("colour")
+    expect(page.locator("#filter-wrong")).to_contain_text("size")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
+    twins = [platform.trained("twins", steps=6), platform.trained("twins", steps=6)]
+    page = visit().page
+    page.goto(f"/compare?runs={twins[0]},{twins[1]}")
+    page.wait_for_selector("#legend li >> nth=1")
+    for run_id in twins:
+        for place in ("#tokens", "#legend", "#values", "#figures", "#baseline"):
+            expect(page.locator(place)).to_contain_text(f"twins #{run_id}")
+    page.goto(f"/runs/{twins[1]}")
+    expect(page.locator("h1")).to_have_text(f"twins #{twins[1]}")

@@ -65,7 +65,8 @@ def test_colour_codes_are_spans_of_our_own_and_all_other_codes_are_dropped(visit
     page = visitor.page
     page.goto(f"/runs/{two_runs[1]}/logs")
     shown(page, 62)
-    told = page.evaluate("lines => lines.map((line) => Oppo.ansi(line))", HOSTILE)
+    ansi = 'const { ansi } = await import("/static/js/run/ansi.js");'
+    told = page.evaluate(f"async (lines) => {{ {ansi} return lines.map((line) => ansi(line)); }}", HOSTILE)
     assert told[0] == [
         {"text": "red", "classes": ["ansi-1"]}, {"text": " and ", "classes": []},
         {"text": "bold green", "classes": ["ansi-bold", "ansi-2"]}, {"text": " plain", "classes": []},
@@ -80,16 +81,19 @@ def test_colour_codes_are_spans_of_our_own_and_all_other_codes_are_dropped(visit
     allowed = {"ansi-" + word for word in (*"01234567", "bold", "dim", "italic", "underline", "inverse", "strike")}
     used = {name for line in told for piece in line for name in piece["classes"]}
     assert used <= allowed | {f"ansi-on-{n}" for n in range(8)}
-    drawn = """lines => {
-      const span = (piece) => Oppo.el("span", { class: piece.classes.join(" ") }, piece.text);
-      const box = Oppo.el("div", {}, ...lines.flatMap((line) => Oppo.ansi(line).map(span)));
+    drawn = """async (lines) => {
+      const { ansi } = await import("/static/js/run/ansi.js");
+      const { el } = await import("/static/js/core/dom.js");
+      const span = (piece) => el("span", { class: piece.classes.join(" ") }, piece.text);
+      const box = el("div", {}, ...lines.flatMap((line) => ansi(line).map(span)));
       const odd = box.querySelectorAll("img, a, [onmouseover], [style]").length;
       return [odd, [...box.children].every((child) => child.attributes.length === 1)];
     }"""
     assert page.evaluate(drawn, HOSTILE) == [0, True]
     # Long nonsense takes time that grows with its length, not with its square: this would not come back.
-    assert page.evaluate("begin => Oppo.ansi(begin.repeat(200000)).length", "\x1b[") == 0
-    assert page.evaluate("begin => Oppo.ansi(begin.repeat(200000)).length", "\x1b]") == 0
+    repeated = f"async (begin) => {{ {ansi} return ansi(begin.repeat(200000)).length; }}"
+    assert page.evaluate(repeated, "\x1b[") == 0
+    assert page.evaluate(repeated, "\x1b]") == 0
 
 
 def write(supervisor, story, first, last):

@@ -225,3 +225,70 @@ def test_without_worker_the_pages_say_how_to_get_one(visit, platform):
     finally:
         Node.objects.update(last_seen_at=before.last_seen_at)
         platform.fleet.beat()
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 720, 390])
+def test_the_tools_of_a_chart_page_are_seen_at_every_width(visit, two_runs, width):
+    visitor = visit(viewport={"width": width, "height": 900})
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#plot-reward .main-svg >> nth=0")
+    strip = page.locator(".tabs").bounding_box()
+    tab = page.locator(".tabs [aria-current=page]").bounding_box()
+    assert strip["x"] <= tab["x"]
+    assert tab["x"] + tab["width"] <= strip["x"] + strip["width"] + 1, "the open tab can be read"
+    for tool in (".tools [data-axis=gpu_seconds]", "#outliers", "#smoothing"):
+        box = page.locator(tool).bounding_box()
+        assert box, tool
+        assert box["x"] >= 0, tool
+        assert box["x"] + box["width"] <= width, tool
+    visitor.fits()
+
+
+def test_pages_that_do_not_exist_keep_the_navigation(visit, platform):
+    visitor = visit()
+    visitor.expects("404")
+    page = visitor.page
+    page.goto("/runs/999999")
+    expect(page.locator("h1")).to_have_text("Page not found")
+    page.click(".rail >> text=Queue")
+    page.wait_for_url("**/queue")
+    out = visit(logged_in=False)
+    out.expects("404")
+    out.page.goto("/nothing")
+    assert out.page.locator(".rail").count() == 0
+
+
+def test_a_viewer_is_not_offered_to_submit(visit, platform):
+    from oppo_platform.accounts.models import Membership
+
+    page = visit().page
+    page.goto("/queue")
+    expect(page.locator(".rail >> text=Submit")).to_be_visible()
+    Membership.objects.filter(user=platform.user).update(role="viewer")
+    try:
+        page.reload()
+        expect(page.locator(".rail >> text=Queue")).to_be_visible()
+        assert page.locator(".rail >> text=Submit").count() == 0
+    finally:
+        Membership.objects.filter(user=platform.user).update(role="owner")
+
+
+def test_single_keys_can_be_switched_off(visit, platform):
+    page = visit().page
+    page.goto("/queue")
+    theme = "() => document.documentElement.dataset.theme"
+    page.keyboard.press("t")
+    first = page.evaluate(theme)
+    assert first in ("dark", "light")
+    page.keyboard.press("?")
+    expect(page.locator("dialog.keys")).to_contain_text("light or dark")
+    page.uncheck("dialog.keys input")
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    assert page.evaluate(theme) == first
+    page.keyboard.press("?")
+    page.check("dialog.keys input")
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    assert page.evaluate(theme) != first

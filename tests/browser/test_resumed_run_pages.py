@@ -12,18 +12,31 @@ from tests.browser.test_samples import steps_shown
 pytestmark = pytest.mark.browser
 HELD_AND_STORED = """async () => {
   const key = 'critic/score/mean', held = document.getElementById('plot-reward').data[0];
-  const { series } = await Oppo.api.get(`runs/${Oppo.run.id}/metrics`, { keys: key });
+  const api = await import("/static/js/core/api.js");
+  const { run } = await import("/static/js/run/store.js");
+  const { series } = await api.get(`runs/${run.id}/metrics`, { keys: key });
   return [held.x, held.y, series[key].step, series[key].y];
 }"""
-DECISIONS = "async () => [Oppo.trainingFirst.view.decisions, await Oppo.api.all(`runs/${Oppo.run.id}/decisions`)]"
-OF_THREE_STEPS = """() => {
+DECISIONS = """async () => {
+  const api = await import("/static/js/core/api.js");
+  const { run } = await import("/static/js/run/store.js");
+  const { view } = await import("/static/js/run/training-view.js");
+  return [view.decisions, await api.all(`runs/${run.id}/decisions`)];
+}"""
+OF_THREE_STEPS = """async () => {
+  const { timelineModel } = await import("/static/js/run/timeline-model.js");
   const step = (n, device) => ({ step: n, window_s: [n, n + 1], device: [device], role: ['actor'], phase: ['decode'],
     start_s: [n], end_s: [n + 0.5], chunk: [0], rows: [1], idle: [[device, 'tail', n + 0.5, n + 1]], deferred: [] });
   const steps = [step(1, 'cpu:0'), step(2, 'cpu:0'), step(3, 'cuda:0')];
-  const model = Oppo.timelineModel({ devices: ['cuda:0', 'cuda:1'], lanes: [['cuda:0', 'actor']], steps, worst: [] });
+  const model = timelineModel({ devices: ['cuda:0', 'cuda:1'], lanes: [['cuda:0', 'actor']], steps, worst: [] });
   return [model.busy, model.measured];
 }"""
-BUSY = "() => Oppo.trainingCharts.CHARTS.busy({ ...Oppo.trainingFirst.view, summary: Oppo.run.summary })"
+BUSY = """async () => {
+  const { CHARTS } = await import("/static/js/run/training-charts.js");
+  const { run } = await import("/static/js/run/store.js");
+  const { view } = await import("/static/js/run/training-view.js");
+  return CHARTS.busy({ ...view, summary: run.summary }).column.x.at(-1);
+}"""
 
 
 @pytest.fixture
@@ -72,7 +85,7 @@ def test_figures_and_spans_of_steps_that_are_trained_again_replace_the_old_ones(
     points_drawn(page, 14)
     steps, rewards, *stored = page.evaluate(HELD_AND_STORED)
     assert [steps, rewards] == stored
-    assert page.evaluate(f"({BUSY})().column.x.at(-1)") == 14, "the axis holds the device that trains now"
+    assert page.evaluate(BUSY) == 14, "the axis holds the device that trains now"
     timeline.wait_for_selector("#range >> text=steps 13–14")
     tell(1)
     points_drawn(page, 15)
@@ -126,6 +139,7 @@ def test_two_tabs_retry_a_failed_run_once(visit, platform):
         expect(page.locator("#retry")).to_be_hidden()
         expect(page.locator("[data-part=reason]")).to_contain_text("Retried by mira. Restarts from step 0.")
     visitors[1].expects("409")
-    refused = pages[1].evaluate("Oppo.api.post(`runs/${Oppo.run.id}/retry`).catch((e) => e.message)")
+    retry = 'const api = await import("/static/js/core/api.js"); return api.post(path).catch((e) => e.message);'
+    refused = pages[1].evaluate(f"async (path) => {{ {retry} }}", f"runs/{run_id}/retry")
     assert "Only failed runs can be retried" in refused
     assert Run.objects.get(pk=run_id).transitions.filter(old="failed").count() == 1

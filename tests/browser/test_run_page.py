@@ -208,12 +208,13 @@ def test_outliers_are_left_out_of_the_height_and_counted(visit, platform):
     page.wait_for_function(f"() => ({height})() < 100")
     page.uncheck("#outliers")
     page.wait_for_function(f"() => ({height})() > 900")
-    check = """() => {
-      const found = (ys, more) => Oppo.outliers([{ y: ys }], more), flat = Array(50).fill(2);
+    check = """async () => {
+      const { outliers } = await import("/static/js/charts/outliers.js");
+      const found = (ys, more) => outliers([{ y: ys }], more), flat = Array(50).fill(2);
       const with9 = [...Array(98).keys()].map((i) => i / 98);
       return [found(flat), found([...flat, 3]).outside, found([1, 2, 900]), found([...with9, 50, -50, null, NaN]).outside,
         found([...with9, 50], { keep: [60] }), found([...with9, 50], { tozero: true }).range[0],
-        Oppo.outliers([{ y: with9, low: with9, high: with9.map((y, i) => (i === 7 ? 99 : y)) }]).outside];
+        outliers([{ y: with9, low: with9, high: with9.map((y, i) => (i === 7 ? 99 : y)) }]).outside];
     }"""
     assert page.evaluate(check) == [None, 1, None, 2, None, 0, 1]
 

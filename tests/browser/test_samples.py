@@ -89,13 +89,15 @@ def test_word_diffs_are_both_texts_and_no_crumbs(visit, two_runs):
         "x " * 300,
         "y " * 299 + "x",
     ]
-    diffs = page.evaluate("texts => texts.flatMap(a => texts.map(b => [a, b, Oppo.wordDiff(a, b)]))", texts)
+    diff = 'const { wordDiff } = await import("/static/js/run/word-diff.js");'
+    pairs = "texts.flatMap((a) => texts.map((b) => [a, b, wordDiff(a, b)]))"
+    diffs = page.evaluate(f"async (texts) => {{ {diff} return {pairs}; }}", texts)
     for before, after, parts in diffs:
         assert "".join(text for kind, text in parts if kind != "new") == before
         assert "".join(text for kind, text in parts if kind != "gone") == after
         assert all(kind != other for (kind, _), (other, _) in itertools.pairwise(parts))
         assert (before == after) == all(kind == "same" for kind, _ in parts)
-    grey = page.evaluate("Oppo.wordDiff('the grey old sea', 'the blue cold sea')")
+    grey = page.evaluate(f"async () => {{ {diff} return wordDiff('the grey old sea', 'the blue cold sea'); }}")
     assert grey == [["same", "the "], ["gone", "grey old"], ["new", "blue cold"], ["same", " sea"]]
 
 

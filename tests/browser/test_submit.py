@@ -46,7 +46,7 @@ def test_a_run_goes_from_the_form_into_the_queue(visit, platform, two_runs):
     page.goto("/queue")
     row = page.locator(".queue tr", has_text="from the form")
     expect(row).to_contain_text("in use")
-    expect(page.locator("[data-key^=pool]")).to_contain_text("letters holder")
+    expect(page.locator("#pool-1")).to_contain_text("letters holder")
 
 
 def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
@@ -180,7 +180,7 @@ def test_form_keeps_its_input_when_the_session_ends(visit, platform):
     page.clock.run_for(300)
     page.wait_for_selector(READY)
     visitor.context.clear_cookies()
-    page.evaluate("Oppo.askUnread()")
+    page.evaluate("async () => { const { askUnread } = await import('/static/js/core/bell.js'); return askUnread(); }")
     expect(page.locator("#signed-out a")).to_be_visible()
     other = visitor.context.new_page()
     other.goto(platform.login_path())
@@ -266,3 +266,46 @@ def test_prompts_from_several_files_go_through_the_form_unchanged(visit, platfor
     page.wait_for_selector(READY)
     page.click("[data-view=yaml]")
     expect(page.locator("#yaml")).to_have_value(re.compile(r"prompts: letters/prompts.jsonl$", re.MULTILINE))
+
+
+def test_an_untouched_form_says_what_is_to_choose_without_complaints(visit, platform):
+    from oppo_platform.cluster.models import CatalogueItem
+
+    visitor = visit()
+    CatalogueItem.objects.all().delete()  # a worker is connected, and has no models
+    page = visitor.page
+    try:
+        page.goto("/runs/new")
+        expect(page.locator("#problems")).to_contain_text("To choose: Actor")
+        assert page.locator("[aria-invalid=true]").count() == 0
+        assert page.locator("text=No worker is connected").count() == 0
+        expect(page.locator("#why-not")).to_have_text("Complete the form to submit.")
+        page.focus("#send")
+        page.keyboard.press("Enter")
+        expect(page.locator("[data-field='models.actor'] .error")).to_be_visible()
+    finally:
+        platform.fleet.beat()
+
+
+def test_a_small_batch_lowers_what_nobody_set(visit, platform):
+    page = open_form(visit)
+    page.fill("[data-path='ppo.batch_size']", "4")
+    page.wait_for_selector(READY)
+    expect(page.locator("[data-path='overlap.overcommit.max']")).to_have_attribute("placeholder", "4")
+    expect(page.locator("#plan-flight")).to_have_text("8")
+    page.fill("[data-path='overlap.overcommit.max']", "6")
+    problem = page.locator("#problems li")
+    expect(problem).to_contain_text("Max extra rollouts in flight (Δ) overlap.overcommit.max is above ppo.batch_size")
+
+
+def test_names_of_other_frameworks_are_suggested_and_a_broken_text_has_no_plan(visit, platform):
+    page = open_form(visit)
+    page.click("[data-view=yaml]")
+    text = page.input_value("#yaml")
+    page.fill("#yaml", text.replace("learning_rate:", "lr:", 1))
+    expect(page.locator("#problems")).to_contain_text("Did you mean ppo.learning_rate?")
+    page.fill("#yaml", text + "\n  : : [")
+    expect(page.locator("#plan-answers")).to_have_text("–")
+    page.fill("#yaml", text)
+    page.wait_for_selector(READY)
+    expect(page.locator("#plan-answers")).not_to_have_text("–")

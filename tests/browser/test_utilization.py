@@ -15,7 +15,8 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
     page.wait_for_function("() => document.getElementById('plot-overlap').data?.[0].x.length === 60")
     bubble = page.evaluate(
         """async id => {
-            const { series } = await Oppo.api.get(`runs/${id}/metrics`, { keys: 'bubble/*', since_step: 10 });
+            const api = await import("/static/js/core/api.js");
+            const { series } = await api.get(`runs/${id}/metrics`, { keys: 'bubble/*', since_step: 10 });
             const all = Object.values(series).flatMap(c => c.y);
             return 100 * all.reduce((a, b) => a + b, 0) / all.length;
         }""",
@@ -63,14 +64,17 @@ def test_idle_shares_are_of_the_devices_that_told_of_a_step(visit, two_runs):
     page.goto(f"/runs/{two_runs[1]}/utilization")
     page.wait_for_selector("#plot-causes .main-svg >> nth=0")
     told = """async () => {
-      const over = (step, y) => ({ step, x: step, y }), get = Oppo.api.get, before = [1, 2], since = [3, 4];
+      const { runSeries } = await import("/static/js/run/series.js");
+      const { idleShares } = await import("/static/js/run/idle-shares.js");
+      const over = (step, y) => ({ step, x: step, y }), before = [1, 2], since = [3, 4];
       const told = { "bubble/cpu:0": over(before, [0.5, 0.75]), "idle_s/cpu:0/decode": over(before, [1, 1]),
         "bubble/cuda:0": over(since, [0.25, 0.5]), "idle_s/cuda:0/tail": over(since, [2, 2]) };
-      Oppo.api.get = async () => ({ series: told, last_step: 4 });
-      const series = Oppo.series(1, []);
+      const { fetch } = window;
+      window.fetch = async () => Response.json({ series: told, last_step: 4 });
+      const series = runSeries(1, []);
       await series.update({ step: 4 });
-      Oppo.api.get = get;
-      const found = Oppo.idleShares(series, ["cpu:0", "cuda:0"], ["decode", "tail"]);
+      window.fetch = fetch;
+      const found = idleShares(series, ["cpu:0", "cuda:0"], ["decode", "tail"]);
       return [found.base.step, found.bubble, found.shares.decode, found.shares.tail];
     }"""
     assert page.evaluate(told) == [[1, 2, 3, 4], [50, 75, 25, 50], [50, 75, 0, 0], [0, 0, 25, 50]]
@@ -96,9 +100,10 @@ def test_gpu_driver_metrics_have_a_chart(visit, platform):
     expect(page.locator("#driver-legend li")).to_have_text(["NVML", "SM active", "memory"], use_inner_text=True)
     lines = page.evaluate("() => document.getElementById('plot-driver').data.map(line => [line.name, line.y[0]])")
     assert sorted(lines) == [["NVML", 90], ["SM active", 50], ["memory", 25]]
-    moved_on = """() => {
-      const { driverLines, CHARTS } = Oppo.utilizationCharts;
-      const latest = { ...Oppo.run.summary.latest, "nvml/cuda:1/utilization": null };
+    moved_on = """async () => {
+      const { driverLines, CHARTS } = await import("/static/js/run/utilization-charts.js");
+      const { run } = await import("/static/js/run/store.js");
+      const latest = { ...run.summary.latest, "nvml/cuda:1/utilization": null };
       const until = (end) => ({ x: Array.from({ length: end }, (_, i) => i + 1), y: Array(end).fill(0.5) });
       const get = (key) => until(key.startsWith("nvml") ? 2 : 3);
       return [driverLines(latest).map(({ name }) => name), CHARTS.driver({ weight: 0, series: { get } }).column.x.length];

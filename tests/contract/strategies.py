@@ -14,6 +14,8 @@ TRICKY = st.sampled_from(
 PATHS = TEXT | TRICKY
 SMALL = st.floats(1e-9, 1.0)
 
+NAMES = ["llama3/8b lr=1e-5 β", 'größe: #3 + "x"', "🚀", "- [x] 'y' {z}", "null", "1e3", "<b>", "%s", "海"]
+
 
 def _some(**optional: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=optional)
@@ -113,7 +115,7 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         chunk=_some(size=st.integers(1, 65536), candidates=st.none() | st.lists(st.integers(1, 512), min_size=2, max_size=5)),
     )  # fmt: skip
     spec = {
-        "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,60}", fullmatch=True)),
+        "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,60}", fullmatch=True) | st.sampled_from(NAMES)),
         "steps": draw(st.integers(1, 10_000_000)),
         "models": roles,
         "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},

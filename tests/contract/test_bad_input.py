@@ -37,7 +37,7 @@ CASES = [
     ("seed", True, "seed", WHOLE, "true", "an integer", None),
     ("seed", None, "seed", WHOLE, "null", "an integer", None),
     ("ppo.gamma", "high", "ppo.gamma", "is not a number", '"high"', "a number, 0 to 1", None),
-    ("name", 7, "name", "is not text", "7", "letters", None),
+    ("name", 7, "name", "is not text", "7", "1 to 120", None),
     ("data.shuffle", "yes", "data.shuffle", "is not true or false", '"yes"', "true or false", None),
     ("ppo", 3, "ppo", "is not a mapping", "3", "a mapping with algorithm, batch_size", None),
     ("models.actor", "gpt", "models.actor", "is not a mapping", '"gpt"', "a mapping with path, tiny", None),
@@ -53,7 +53,9 @@ CASES = [
     ("overlap.chunk.candidates", [8] * 6, "overlap.chunk.candidates", "has too many items", None, "2 to 5 items", None),
     ("name", "", "name", "is too short", '""', "1 to 120", None),
     ("name", "x" * 121, "name", "is too long", None, "1 to 120", None),
-    ("name", "né", "name", "contains characters that are not allowed", '"né"', "letters, digits", None),
+    ("name", "a\nb", "name", "contains characters that are not allowed", None, "on one line", None),
+    ("name", " a", "name", "contains characters that are not allowed", '" a"', "without a space", None),
+    ("name", "a\u202eb", "name", "contains characters that are not allowed", None, "on one line", None),
     ("models.reward.rule", "Rule", "models.reward.rule", None, '"Rule"', "a registered rule", None),
     ("models.actor", {"tiny": {"hidden": 65}}, "models.actor.tiny.hidden", None, "65", "8 to 2048, a multiple of 8", None),
     # Choices, also where a word or a mapping is allowed: one complaint, for what was meant.
@@ -91,7 +93,7 @@ CASES = [
     ("resources.processes", 0, "resources.processes", None, "0", "1 to 256", None),
     ("overlap.overcommit.max", 17, "overlap.overcommit.max", "is above ppo.batch_size", "17", "at most 16", None),
     ("overlap.overcommit.initial", 9, "overlap.overcommit.initial", None, "9", "0 to 8", None),
-    ("overlap.overcommit.min", 9, "overlap.overcommit.min", None, "9", "at most max, 8", None),
+    ("overlap.overcommit.min", 17, "overlap.overcommit.min", None, "17", "at most max, 16", None),
 ]  # fmt: skip
 
 

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from oppo_contract import RunSpec, load_spec
+from oppo_contract.aliases import SUGGESTED
 from oppo_contract.fields import SpecSchema
 from oppo_contract.presets import EXAMPLES, PRESETS, Preset, example_text
+from oppo_contract.spec_errors import SpecError
 from oppo_contract.yaml_text import dump_yaml, load_yaml, parse_yaml
+from tests.contract.conftest import SMALLEST
 from tests.contract.strategies import valid_specs
 
 PLAIN = st.recursive(
@@ -107,3 +110,56 @@ def test_a_spec_cannot_be_changed_after_the_check(minimal: dict[str, Any]) -> No
     with pytest.raises(ValidationError):
         spec.steps = 2  # type: ignore[misc]
     assert spec.steps == 1
+
+
+@given(batch=st.integers(1, 200), given_settings=st.dictionaries(st.sampled_from(["min", "initial", "max"]), st.integers(0, 200)))
+@settings(deadline=None)
+def test_defaults_of_overcommit_follow_what_is_given(batch: int, given_settings: dict[str, int]) -> None:
+    data = {**SMALLEST, "ppo": {"batch_size": batch}, "overlap": {"overcommit": given_settings}}
+    least, most = given_settings.get("min", 0), given_settings.get("max", min(batch, max(8, given_settings.get("min", 0))))
+    possible = least <= given_settings.get("initial", least) <= most and least <= most <= batch
+    if not possible:
+        with pytest.raises(SpecError):
+            load_spec(data)
+        return
+    bounds = load_spec(data).overlap.overcommit
+    assert bounds.min <= bounds.initial <= bounds.max <= batch
+    assert {name: getattr(bounds, name) for name in given_settings} == given_settings
+    assert load_spec(data).model_dump()["overlap"]["overcommit"]["max"] == most
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("llama3/8b lr=1e-5 β", True), ("größe #3: a+b", True), ("🚀 run", True), ("x", True), ("x" * 120, True),
+        (" a", False), ("a ", False), ("a\nb", False), ("a\u202eb", False), ("\x00", False), ("", False), ("x" * 121, False),
+    ],
+)  # fmt: skip
+def test_a_name_is_any_line_of_text(name: str, allowed: bool) -> None:
+    if allowed:
+        assert load_spec({**SMALLEST, "name": name}).name == name
+    else:
+        with pytest.raises(SpecError):
+            load_spec({**SMALLEST, "name": name})
+
+
+@pytest.mark.parametrize(
+    ("path", "suggestion"),
+    [
+        ("lr", "ppo.learning_rate"), ("ppo.lr", "ppo.learning_rate"), ("bs", "ppo.batch_size"),
+        ("ppo.kl_coef", "ppo.kl.coefficient"), ("rollout.max_length", "rollout.max_new_tokens"),
+        ("ppo.learning_rat", "learning_rate"), ("generate_max_len", "rollout.max_new_tokens"),
+        ("train_batch_size", "ppo.batch_size"), ("ppo.actor_learning_rate", "ppo.learning_rate"),
+    ],
+)  # fmt: skip
+def test_names_of_other_frameworks_are_suggested(path: str, suggestion: str) -> None:
+    section, _, key = path.rpartition(".")
+    with pytest.raises(SpecError) as refused:
+        load_spec(SMALLEST | ({section: {key: 1}} if section else {key: 1}))
+    [problem] = refused.value.problems
+    assert (problem.path, problem.suggestion) == (path, suggestion)
+
+
+def test_every_suggestion_is_a_setting() -> None:
+    paths = {note.path for note in SpecSchema(RunSpec.model_json_schema()).field_docs()}
+    assert {path for path in SUGGESTED.values() if path not in paths} <= {"models.critic.path"}

@@ -38,7 +38,7 @@ def pieces(path: Path, apart: re.Pattern[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def shown() -> set[str]:
     """Every text that the platform's pages are made of."""
-    code = [*(ROOT / "static/js").glob("*.js"), *(ROOT / "platform/oppo_platform/pages").glob("*.py")]
+    code = [*(ROOT / "static/js").rglob("*.js"), *(ROOT / "platform/oppo_platform/pages").glob("*.py")]
     code += [ROOT / "platform/oppo_contract/presets.py", ROOT / "platform/oppo_platform/alerts/policy.py"]
     texts = [pieces(path, IN_TEMPLATES) for path in (ROOT / "templates").rglob("*.html")]
     return set().union(*texts, *(pieces(path, IN_CODE) for path in code))

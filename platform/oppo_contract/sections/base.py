@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 from oppo_contract.fields import ALLOWED
 from oppo_contract.spec_errors import SettingError
 
-NAME_WORDS = "1 to 120 letters, digits, spaces and . _ -, the first a letter or digit"
-Name = Annotated[
-    str,
-    Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", json_schema_extra={ALLOWED: NAME_WORDS}),
-]
+NAME_WORDS = "1 to 120 characters on one line, without a space at the begin or end"
+# Control characters, invisible ones, and those that change the direction of the text after them. Joiners are parts of emoji.
+HIDDEN = r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+JOINERS = r"\u200c\u200d\ufe0e\ufe0f"
+NAME_PATTERN = rf"^[^\s{HIDDEN}{JOINERS}]([^{HIDDEN}]*[^\s{HIDDEN}])?$"
+Name = Annotated[str, Field(min_length=1, max_length=120, pattern=NAME_PATTERN, json_schema_extra={ALLOWED: NAME_WORDS})]
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

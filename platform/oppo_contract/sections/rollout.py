@@ -81,9 +81,9 @@ class Overcommit(Section):
     controller: Literal["fixed", "slope"] = Field(
         "slope", description="Keep Δ at `initial`, or adapt it to the slope of the reward (`inter_step: defer` only)."
     )
-    initial: int = Field(4, ge=0, description="Initial Δ, rollouts.")
+    initial: int = Field(4, ge=0, description="Initial Δ, rollouts. Not given: 4, at least `min` and at most `max`.")
     min: int = Field(0, ge=0, description="Minimum Δ, rollouts.")
-    max: int = Field(8, ge=0, description="Maximum Δ, rollouts; at most the batch size.")
+    max: int = Field(8, ge=0, description="Maximum Δ, rollouts; at most the batch size. Not given: 8, at least `min`.")
     window: int = Field(10, ge=2, le=1000, description="Window for the slope of the reward, steps.")
     rule: Literal["additive", "proportional"] = Field(
         "additive", description="Change by `step`, or by a quarter of Δ (at least one)."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.contrib.auth.models import AbstractUser
 from django.db import models
 
+from oppo_platform import clock
+
 
 class Role(models.TextChoices):
     """A member's role in a team; each role includes the previous ones."""
@@ -52,6 +54,7 @@ class Membership(models.Model):
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="memberships")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.MEMBER)
+    joined_at = models.DateTimeField(default=clock.now)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["team", "user"], name="one_membership_a_team")]

@@ -30,6 +30,8 @@ class Condition(StrEnum):
 
 # Announced once, closed when they open; all others stay open while they hold.
 ANNOUNCEMENTS = frozenset({Condition.FAILED, Condition.NODE_FAILED, Condition.FINISHED})
+# Announcements that may need an action.
+FAILURES = frozenset({Condition.FAILED, Condition.NODE_FAILED})
 # Closed when the run holds no devices; the others are about training results, which do not change meanwhile.
 DEVICE_CONDITIONS = frozenset({Condition.STALLED, Condition.BUBBLE_ABOVE})
 # Hysteresis: share of the threshold by which a value must return before its alert closes.

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import JSONObject
 from typing_extensions import TypedDict
 
+from oppo_platform import clock
 from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.alerts.messages import AlertFacts, facts
 from oppo_platform.alerts.models import Alert, Delivery, SeenAlerts, Silence
+from oppo_platform.alerts.policy import FAILURES
 from oppo_platform.clock import iso
 from oppo_platform.cursors import read_cursor, write_cursor
 
 MAX_PER_PAGE = 200
 MAX_COUNTED = 99
+RECENT_DAYS = 7  # how long an unacknowledged failure needs attention
 
 
 class AlertSummary(AlertFacts):
@@ -71,17 +76,20 @@ def list_alerts(
     user: User,
     *,
     only_open: bool = False,
+    attention: bool = False,
     team_id: int | None = None,
     run_id: int | None = None,
     condition: str = "",
     limit: int = 50,
     cursor: str = "",
 ) -> AlertList:
-    """The user's alerts, newest first. Raises `BadCursor`."""
+    """The user's alerts, newest first; `attention`: only those that need it. Raises `BadCursor`."""
     filters = {"team_id": team_id, "run_id": run_id, "condition": condition or None}
     alerts = _with_related(visible_alerts(user)).filter(**{name: value for name, value in filters.items() if value is not None})
     if only_open:
         alerts = alerts.filter(closed_at=None)
+    if attention:
+        alerts = needing_attention(alerts)
     if cursor:
         alerts = alerts.filter(pk__lt=read_cursor(cursor, int)[0])
     limit = max(1, min(limit, MAX_PER_PAGE))
@@ -90,10 +98,25 @@ def list_alerts(
     return AlertList(items=[summary(alert) for alert in page[:limit]], next=following)
 
 
+def needing_attention(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+    """Open alerts, and unacknowledged failures of the last days; not finished runs."""
+    recent = clock.now_in_query() - timedelta(days=RECENT_DAYS)
+    failures = Q(condition__in=sorted(FAILURES), acknowledged_at=None, opened_at__gt=recent)
+    return alerts.filter(Q(closed_at=None) | failures)
+
+
 def unread(user: User) -> int:
-    """Number of unacknowledged alerts since the user last opened the list; at most `MAX_COUNTED` + 1."""
-    up_to = SeenAlerts.objects.filter(user_id=user.pk).values_list("up_to", flat=True).first() or 0
-    return visible_alerts(user).filter(pk__gt=up_to, acknowledged_at=None)[: MAX_COUNTED + 1].count()
+    """Number of unacknowledged alerts that need attention, since the user joined the team and last opened the list; at most
+    `MAX_COUNTED` + 1.
+    """
+    joined = memberships(user).filter(team=OuterRef("team"), joined_at__lte=OuterRef("opened_at"))
+    alerts = needing_attention(visible_alerts(user)).filter(Exists(joined), pk__gt=read_up_to(user), acknowledged_at=None)
+    return alerts[: MAX_COUNTED + 1].count()
+
+
+def read_up_to(user: User) -> int:
+    """The last alert that the user has seen in the list; 0 without one."""
+    return SeenAlerts.objects.filter(user_id=user.pk).values_list("up_to", flat=True).first() or 0
 
 
 def last_mail_error(user: User, team: Team) -> str:

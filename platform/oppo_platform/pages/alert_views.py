@@ -14,47 +14,56 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts.access import Action, demand, granting_roles, may, memberships, visible_teams
-from oppo_platform.accounts.current_team import current_team
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import selectors, services, webhooks
 from oppo_platform.alerts.models import MailChoice, Webhook
-from oppo_platform.alerts.policy import DEFAULTS, LIMITS, WINDOW_LIMITS, Condition, Rule
+from oppo_platform.alerts.policy import ANNOUNCEMENTS, DEFAULTS, FAILURES, LIMITS, WINDOW_LIMITS, Condition, Rule
 from oppo_platform.alerts.rules import set_rules, team_rules
 from oppo_platform.alerts.titles import MEANINGS, TITLES
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
 
 ALERTS_A_PAGE = 50
-SHOWN = {"": "Open", "all": "All"}
+SHOWN = {"": "Needs attention", "all": "All"}
 
 
 @require_GET
 def alerts(request: HttpRequest) -> HttpResponse:
-    """Alerts of the user's teams, or of the current one: `show=all` includes closed ones, `cursor` pages."""
-    show, cursor = request.GET.get("show", ""), request.GET.get("cursor", "")
+    """Alerts of all the user's teams, as the bell counts them: `show=all` includes others, `cursor` pages.
+
+    Alerts after `read`, which the rows' own requests repeat, are marked as new.
+    """
+    show, cursor, read = (request.GET.get(name, "") for name in ("show", "cursor", "read"))
     if show not in SHOWN:
         raise Http404
-    team = current_team(request)
+    up_to = int(read) if read.isdecimal() and len(read) < 19 else selectors.read_up_to(request.user)
     try:
-        result = selectors.list_alerts(
-            request.user, only_open=not show, team_id=team.pk if team else None, limit=ALERTS_A_PAGE, cursor=cursor
-        )
+        result = selectors.list_alerts(request.user, attention=not show, limit=ALERTS_A_PAGE, cursor=cursor)
     except BadCursor:
         raise Http404 from None
     may_care = set(memberships(request.user).filter(role__in=granting_roles(Action.SUBMIT)).values_list("team_id", flat=True))
     params = {name: value for name, value in (("show", show), ("cursor", cursor)) if value}
     context = {
         "section": "alerts",
-        "alerts": [{**alert, "may_care": alert["team_id"] in may_care} for alert in result["items"]],
+        "alerts": [
+            {
+                **alert,
+                "may_care": alert["team_id"] in may_care,
+                "new": alert["id"] > up_to,
+                "announces": alert["condition"] in ANNOUNCEMENTS,
+                "fails": alert["condition"] in FAILURES,
+            }
+            for alert in result["items"]
+        ],
         "views": [
             {"title": title, "query": urlencode({"show": key} if key else {}), "current": key == show}
             for key, title in SHOWN.items()
         ],
         "show": show,
-        "rows_url": f"{reverse('pages:alerts')}?{urlencode({**params, 'part': 'rows'})}",
+        "rows_url": f"{reverse('pages:alerts')}?{urlencode({**params, 'part': 'rows', 'read': up_to})}",
         "older": urlencode({**params, "cursor": result["next"]}) if result["next"] else "",
-        "teams": [team] if team else visible_teams(request.user),
+        "teams": visible_teams(request.user),
     }
     return render(request, "alerts/rows.html" if request.GET.get("part") else "alerts/list.html", context)
 

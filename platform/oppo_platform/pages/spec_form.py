@@ -159,7 +159,8 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
         return first.spec
     prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)
     oppo = PRESETS[-1]
-    overlap = {**Overlap().model_dump(mode="json"), **oppo.overlap}
+    # Δ is left empty, so that its defaults follow the batch size.
+    overlap = {**Overlap().model_dump(mode="json", exclude={"overcommit": {"initial", "max"}}), **oppo.overlap}
     return {
         "version": SPEC_VERSION,
         "name": f"{actor.id.rsplit('/', 1)[-1]} {oppo.key}" if actor else oppo.key,

@@ -1,6 +1,6 @@
 """The pages that show many runs, and the submit page.
 
-A request with `?part=…` returns the changing part of a page only; `static/js/live-fragment.js` inserts it.
+A request with `?part=…` returns the changing part of a page only; `static/js/core/live-fragment.js` and htmx insert it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     values  = value { "," value }                    one of them holds
     op      = ">" | ">=" | "<" | "<=" | "=" | "!="
 
-A word is looked for in name, owner, project, preset and tags. A number is one of `NUMBERS`, a metric's key (`actor/entropy`),
-which means its newest value, or a setting's path (`rollout.max_new_tokens`). Values with spaces need double quotes.
+A word is looked for in name, owner, project, preset and tags; `#57` is also run 57. A number is one of `NUMBERS`, a metric's
+key (`actor/entropy`), which means its newest value, or a setting's path (`rollout.max_new_tokens`). Values with spaces need
+double quotes.
 """
 
 from __future__ import annotations
@@ -84,14 +85,20 @@ TEXTS: dict[str, tuple[str, str]] = {
 
 
 def apply_filter(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
-    """The runs that match the filter. Raises FilterError."""
+    """The runs that match the filter. Raises FilterError, which names everything that is wrong with it."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A filter has at most {LONGEST} characters.")
     terms = TERM.findall(text)
     if len(terms) > MOST_TERMS:
         raise FilterError(f"A filter has at most {MOST_TERMS} terms.")
+    wrong: list[FilterError] = []
     for place, term in enumerate(terms):
-        runs = _apply(runs, term, f"filter_{place}")
+        try:
+            runs = _apply(runs, term, f"filter_{place}")
+        except FilterError as error:
+            wrong.append(error)
+    if wrong:
+        raise FilterError(" ".join(dict.fromkeys(error.message for error in wrong)), wrong[0].term)
     return runs
 
 
@@ -235,6 +242,8 @@ def _age() -> Any:
 
 def _anywhere(word: str) -> Q:
     result = Q(tags__contains=[word]) | Q(state__iexact=word)
+    if re.fullmatch(r"#[1-9]\d{0,15}", word):  # a run's number, as pages show it
+        result |= Q(pk=int(word[1:]))
     for field in WORDS:
         result |= Q(**{f"{field}__icontains": word})
     return result

@@ -7,20 +7,22 @@ For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import NoneType
 from typing import Any, Literal
 
+from django.conf import settings
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Least
 from typing_extensions import TypedDict
 
 from oppo_contract.spec import load_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
+from oppo_platform import clock
 from oppo_platform.accounts.models import User
 from oppo_platform.clock import iso
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
@@ -28,7 +30,7 @@ from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.allowed_actions import RunAction, allowed_actions
 from oppo_platform.runs.filtering import apply_list_filter, sort_expression
-from oppo_platform.runs.models import Attempt, Checkpoint, Launch, Run
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Launch, LaunchState, Run
 
 MOST_RUNS_A_PAGE = 200
 # Annotations that apps above `runs` add to summaries, by name; set in `AppConfig.ready`.
@@ -73,6 +75,7 @@ class RunSummary(TypedDict):
     devices: int
     nodes: int
     where: list[str]
+    lost_contact_at: str | None
     alerts: list[OpenAlert]
     silent: bool
     archived: bool
@@ -125,6 +128,7 @@ def run_summary(run: Run) -> RunSummary:
         devices=run.devices,
         nodes=run.needs.get("nodes", 1),
         where=_where(run),
+        lost_contact_at=iso(lost) if (lost := run.lost_contact_at) else None,  # type: ignore[attr-defined]
         alerts=run.open_alerts,  # type: ignore[attr-defined]  # by `ANNOTATIONS`
         silent=run.is_silent,  # type: ignore[attr-defined]  # so is this
         archived=run.archived_at is not None,
@@ -162,15 +166,20 @@ def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
 def _with_summary_fields(runs: QuerySet[Run]) -> QuerySet[Run]:
     """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts.
 
-    `saved_step` is the step of `attempts.latest_checkpoint`.
+    `saved_step` is the step of `attempts.latest_checkpoint`; `lost_contact_at` the last heartbeat of the node that
+    has been silent longest, if that was more than OPPO_NODE_FRESH_S seconds ago.
     """
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     reporting = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
     saved = Checkpoint.objects.filter(run=OuterRef("pk"), attempt__epoch__gt=OuterRef("begins_after")).order_by("-step")
     further = {f"attempt__{name}": value for name, value in newest.items()}
+    lost = {"seen_at__lt": clock.now_in_query() - timedelta(seconds=settings.OPPO_NODE_FRESH_S)}
+    head_lost = Attempt.objects.filter(**newest, **lost, state__in=LIVE_ATTEMPT)
+    other_lost = Launch.objects.filter(**further, **lost, state=LaunchState.CLAIMED).order_by("seen_at")
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
+        lost_contact_at=Least(Subquery(head_lost.values("seen_at")[:1]), Subquery(other_lost.values("seen_at")[:1])),
         reporting_attempt=Subquery(reporting.values("epoch")[:1]),
         saved_step=Coalesce(Subquery(saved.values("step")[:1]), F("begins_with__step")),
         **{name: expression() for name, expression in ANNOTATIONS.items()},

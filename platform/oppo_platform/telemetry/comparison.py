@@ -224,4 +224,6 @@ def _leaves(data: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, float):
+        return repr(float(f"{value:.12g}"))  # 5e-06, also if it was computed as 4.9999999999999996e-06
+    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)

@@ -1,6 +1,6 @@
 """Colours and hatches of work and idle time, for figures rendered outside the pages.
 
-They equal those of `static/css/tokens.css` and `static/js/plotly-theme.js`; a test compares them.
+They equal those of `static/css/tokens.css` and `static/js/charts/plotly-theme.js`; a test compares them.
 """
 
 from __future__ import annotations

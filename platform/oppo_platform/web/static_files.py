@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.staticfiles.finders import BaseFinder
+from django.contrib.staticfiles.storage import HashedFilesMixin
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import FileSystemStorage
 from whitenoise.compress import Compressor
@@ -40,6 +41,10 @@ class PlotlyFinder(BaseFinder):
 
 class HashedStatic(CompressedManifestStaticFilesStorage):
     """Compressed with gzip only: brotli takes ten seconds for plotly.js, too long for the first start."""
+
+    # Imports between modules name hashed files, too. Only in our own folder: plotly.js takes a second in every pass.
+    patterns = (*HashedFilesMixin.patterns, ("js/*.js", HashedFilesMixin._js_module_import_aggregation_patterns[1]))
+    max_post_process_passes = 12  # a file's hash changes with those that it imports: a pass for each level
 
     def create_compressor(self, **kwargs: Any) -> Compressor:
         """What whitenoise compresses with."""

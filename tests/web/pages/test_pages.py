@@ -76,10 +76,10 @@ def test_a_spec_is_shown_whole_or_without_its_defaults(world, browser, make_spec
 def test_the_list_filters_and_pages(world, browser):
     runs = [world.submit(name=f"run {number}") for number in range(55)]
     first = browser.get("/runs").content.decode()
-    assert first.count("<tr data-key") == 50
+    assert first.count('<tr id="run-') == 50
     older = unescape(re.search(r'href="(\?[^"]*cursor=[\w-]+)"', first)[1])
-    assert browser.get(f"/runs{older}").content.decode().count("<tr data-key") == 5
-    assert browser.get("/runs?part=rows").content.decode().count("<tr data-key") == 50
+    assert browser.get(f"/runs{older}").content.decode().count('<tr id="run-') == 5
+    assert browser.get("/runs?part=rows").content.decode().count('<tr id="run-') == 50
     assert "<h2>No runs</h2>" in browser.get("/runs?show=failed").content.decode()
     assert browser.get(f"/runs?project={runs[0].project_id}&show=waiting").status_code == 200
     for wrong in ("show=x", "project=x", "cursor=-1", "project=9999999999999999999999"):

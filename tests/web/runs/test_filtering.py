@@ -101,6 +101,7 @@ def test_pages_hold_every_run_once_and_in_order(fleet, sort):
     ("where", "message"),
     [
         ("stat:running", "Did you mean “state”?"),
+        ("stat:running rewrd>1", "Did you mean “reward”?"),
         ("state:runing", "Did you mean “running”?"),
         ("state:", "“state:” needs a value"),
         ("reward>high", "“high” is not a number"),
@@ -170,6 +171,14 @@ def test_filters_never_match_runs_of_other_teams(fleet):
     assert found(fleet, "", "eve") == set()
     told = fleet.login("eve").get("/api/v1/runs/words").json()
     assert (told["values"]["user"], told["values"]["tag"], told["metrics"]) == ([], [], [])
+
+
+def test_a_run_is_found_by_its_number(fleet):
+    run = Run.objects.order_by("id")[3]
+    assert found(fleet, f"#{run.pk}") == {run.pk}
+    assert found(fleet, f"-#{run.pk}") == {other.pk for other in Run.objects.all()} - {run.pk}
+    assert found(fleet, f"id={run.pk}") == {run.pk}
+    assert found(fleet, "#0") == found(fleet, "#" + "9" * 30) == set()
 
 
 def test_words_for_completion(fleet):

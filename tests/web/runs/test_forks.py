@@ -136,7 +136,9 @@ def test_a_fork_begins_with_the_checkpoint_and_says_so(parent, make_spec):
     client = world.login("vic")
     assert client.get(f"/api/v1/runs/{fork.pk}").json()["forked_from"] == {"run": run.pk, "step": 20}
     assert client.get(f"/api/v1/runs/{run.pk}").json()["forked_from"] is None
-    assert f'forked from <a href="/runs/{run.pk}">run {run.pk}</a> at step 20' in client.get(f"/runs/{fork.pk}").content.decode()
+    assert f'forked from <a href="/runs/{run.pk}">run {run.pk}</a> at step 20' in " ".join(
+        client.get(f"/runs/{fork.pk}").content.decode().split()
+    )
 
 
 def test_it_resumes_from_its_own_once_it_has_one(parent, make_spec):
@@ -293,7 +295,7 @@ def test_a_paused_run_goes_on_from_an_older_checkpoint(parent):
     url = f"/api/v1/runs/{run.pk}/checkpoints/{old.pk}/resume"
     assert "Only a paused run" in ada.post(url).json()["detail"]
     paused(worker, run, attempt_id, world)
-    assert "Resume from here" in ada.get(f"/runs/{run.pk}/checkpoints").content.decode()
+    assert "Resume from here" in " ".join(ada.get(f"/runs/{run.pk}/checkpoints").content.decode().split())
     assert world.login("vic").post(url).status_code == 403
     assert world.login("eve").post(url).status_code == 404
     assert ada.post(f"/api/v1/runs/{run.pk}/checkpoints/{2**62}/resume").status_code == 404
@@ -329,7 +331,7 @@ def test_the_submit_form_opens_with_the_checkpoint(parent):
     page = ben.get(f"/runs/new?from={run.pk}&step=20").content.decode()
     data = json.loads(page.split('id="submit-data" type="application/json">')[1].split("</script>")[0])
     assert data["spec"]["fork"] == {"run": run.pk, "step": 20}
-    assert "at step 20, with its state" in page
+    assert "at step 20, with its state" in " ".join(page.split())
 
 
 def gone_back(parent):

@@ -281,7 +281,7 @@ def test_pages_tell_on_which_nodes_a_run_is(pair):
     pair.world.cycle()
     told = {item["id"]: (item["nodes"], item["where"]) for item in ada.get("/api/v1/runs").json()["items"]}
     assert told == {pair.run.pk: (2, names), second.pk: (2, [])}
-    page = ada.get("/queue").content.decode()
+    page = " ".join(ada.get("/queue").content.decode().split())
     assert f"on {', '.join(names)}</span>" in page
     assert '2 devices<span class="sub">on 2 nodes</span>' in page
     assert page.count("<small>2 nodes</small>") == 2  # one block a node

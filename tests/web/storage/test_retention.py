@@ -281,7 +281,7 @@ def test_owners_set_it_and_it_is_on_record(ended):
         reply = ada.post(address, {"detail_days": wrong, "keep_checkpoints": "7"})
         page = reply.content.decode()
         assert "days, or leave empty" in page or "Enter integers" in page
-        assert (reply.status_code, re.findall(r'type="number" min="1" value="(.*?)"', page)) == (422, [wrong, "", "7"])
+        assert (reply.status_code, re.findall(r'type="number"\s+min="1"\s+value="(.*?)"', page)) == (422, [wrong, "", "7"])
     assert world.login("ben").post(address, {"run_days": "x"}).status_code == 403
     assert not TeamStorage.objects.filter(retention_set_at__isnull=False).exists()
     ada.post(address, {"detail_days": "30", "run_days": "", "keep_checkpoints": "2"})

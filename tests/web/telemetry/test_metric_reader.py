@@ -157,6 +157,13 @@ def test_comparison(world, events):
     assert set(without["speedup"].values()) == {None}
 
 
+def test_a_setting_is_shown_as_one_would_enter_it(world):
+    ids = [world.submit("ada", ppo={"learning_rate": rate}).pk for rate in (10 * 5e-7, 3e-4)]
+    told = compare(get_runs(world.people["ada"], ids), [], "step", view=CompareOptions())
+    assert 10 * 5e-7 != 5e-6, "it was computed"
+    assert [line["values"] for line in told["config_diff"]] == [{str(ids[0]): "5e-06", str(ids[1]): "0.0003"}]
+
+
 def test_runs_of_one_setting_are_one_group(world, events):
     worker = world.worker(devices=5, kind="cuda")
     paces = {("off", 1): 2.0, ("off", 2): 4.0, ("per_chunk", 1): 1.0, ("per_chunk", 2): 2.0, ("per_chunk", 3): None}

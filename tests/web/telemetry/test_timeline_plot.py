@@ -118,7 +118,7 @@ def test_the_colours_are_those_of_the_pages():
         assert {f"idle-{name}": c for name, c in palette.idle.items()} == {n: c for n, c in of_page.items() if n[:5] == "idle-"}
         plain = (palette.surface, palette.text, palette.text_2, palette.border)
         assert plain == tuple(of_page[name] for name in ("surface", "text", "text-2", "border"))
-    [hatches] = re.findall(r"HATCH = \{(.+)\};", (STATIC / "js/plotly-theme.js").read_text())
+    [hatches] = re.findall(r"HATCH = \{(.+?)\};", (STATIC / "js/charts/plotly-theme.js").read_text(), re.DOTALL)
     assert dict(re.findall(r'(\w+): "(.+?)"', hatches.replace(r"\\", "\\"))) == HATCH
 
 

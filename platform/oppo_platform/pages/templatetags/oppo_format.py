@@ -1,4 +1,4 @@
-"""Number formats of the design. The page scripts have the same rules in static/js/format.js."""
+"""Number formats of the design. The page scripts have the same rules in static/js/core/format.js."""
 
 from __future__ import annotations
 
@@ -96,12 +96,24 @@ def moment(when: Any, shown: str = "") -> str:
 
 
 @register.filter
+def listed(value: Any) -> Any:
+    """A list as text, `a, b`; anything else as it is."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+@register.filter
 def ticked(text: str) -> SafeString:
     """A description with backticked words as `<code>`; everything else is escaped."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:  # a backtick without a partner
         return escape(text)
     return format_html_join("", "{}", ((format_html("<code>{}</code>", p) if i % 2 else p,) for i, p in enumerate(pieces)))
+
+
+@register.filter
+def run_pattern(run_id: int) -> int:
+    """One of three patterns, with which runs of one colour differ: plain, stripes, dots; the number of a dash of curves."""
+    return (run_id - 1) // RUN_COLOURS % 3
 
 
 @register.filter

@@ -11,7 +11,7 @@ from oppo_platform.scheduling.policy.blocked_runs import block, preempt_for
 from oppo_platform.scheduling.policy.feasibility import infeasible_reason, partition
 from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand
 from oppo_platform.scheduling.policy.plan_state import PlanState
-from oppo_platform.scheduling.policy.queue import Queue
+from oppo_platform.scheduling.policy.queue import Queue, place_in_team
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain
 from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot, WaitingRun
@@ -28,12 +28,15 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
             continue
         if not (backfill(run, demand, state) or preempt_for(run, demand, state)):
             block(run, demand, state)
+    last = sorted(
+        (run for run in snapshot.waiting if run.run_id in infeasible), key=lambda run: (run.team_id, place_in_team(run))
+    )
     return Decisions(
         placements=tuple(state.placements),
         preemptions=tuple(state.preemptions),
         reservations=tuple(state.reservations),
         reasons=infeasible | explain(state),
-        order=(*(blocked.run.run_id for blocked in state.blocked), *sorted(infeasible)),
+        order=(*(blocked.run.run_id for blocked in state.blocked), *(run.run_id for run in last)),
     )
 
 

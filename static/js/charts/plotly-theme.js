@@ -1,0 +1,242 @@
+/* Plotly in the design of OPPO.
+     T.layout({ height: 240, yaxis: { title: … } })   a layout for the current theme
+     T.config                                         no modebar, no logo, responsive
+     T.run(3) / .phase("decode") / .idle("tail")      colours, resolved from tokens.css
+     T.onChange(redraw)                               calls redraw when the theme changes
+   CSP: no inline script; Plotly's own style sheets need two hashes in style-src (oppo_platform/web/headers.py). */
+import { Plotly } from "./plotly.js";
+
+const PHASES = [
+  "decode",
+  "actor-forward",
+  "reward-prefill",
+  "reference-prefill",
+  "critic-prefill",
+  "update-actor",
+  "update-critic",
+  "weight-sync",
+  "checkpoint",
+];
+const IDLE = ["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"];
+const HATCH = {
+  decode: "/",
+  tail: "x",
+  score: "\\",
+  update: "-",
+  weights: "|",
+  data: ".",
+  checkpoint: "+",
+  eval: "/",
+  unknown: ".",
+};
+
+let probe;
+function css(name) {
+  // resolves var(), light-dark() and color-mix()
+  if (!probe) {
+    probe = document.createElement("span");
+    probe.hidden = true;
+    document.documentElement.appendChild(probe);
+  }
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+function fade(color, alpha) {
+  const [r, g, b] = color.match(/[\d.]+/g).map(Number);
+  return `rgba(${r},${g},${b},${alpha})`;
+}
+const text = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const run = (i) => css(`--run-${((i - 1) % 8) + 1}`);
+const phase = (name) => css(`--phase-${name}`);
+const idle = (name) => css(`--idle-${name}`);
+
+function axis(more) {
+  return Object.assign(
+    {
+      gridcolor: css("--grid"),
+      linecolor: css("--axis"),
+      zerolinecolor: css("--grid"),
+      zerolinewidth: 1,
+      showline: false,
+      ticks: "",
+      tickfont: { size: 11, color: css("--text-3") },
+      automargin: false,
+      fixedrange: false,
+      title: { font: { size: 11, color: css("--text-3") }, standoff: 4 },
+    },
+    more,
+  );
+}
+function merge(base, extra) {
+  for (const key in extra || {}) {
+    const v = extra[key];
+    const isPlain = v && typeof v === "object" && !Array.isArray(v);
+    base[key] = isPlain ? merge(base[key] && typeof base[key] === "object" ? base[key] : {}, v) : v;
+  }
+  return base;
+}
+function layout(extra) {
+  const base = {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: text("--font"), size: 12, color: css("--text-2") },
+    colorway: [1, 2, 3, 4, 5, 6, 7, 8].map(run),
+    margin: { l: 46, r: 14, t: 8, b: 26 },
+    showlegend: false, // lines are labelled at their ends, or in a table
+    hovermode: "x",
+    hoverdistance: -1,
+    spikedistance: -1,
+    dragmode: "zoom",
+    hoverlabel: {
+      bgcolor: css("--overlay"),
+      bordercolor: css("--border"),
+      align: "left",
+      namelength: -1,
+      font: { family: text("--font"), size: 12, color: css("--text") },
+    },
+    uirevision: "keep", // live updates keep the user's zoom
+    transition: { duration: 0 },
+    xaxis: axis({
+      showgrid: false,
+      showline: true,
+      showspikes: true,
+      spikemode: "across",
+      spikesnap: "hovered data",
+      spikethickness: 1,
+      spikedash: "solid",
+      spikecolor: css("--cursor"),
+    }),
+    yaxis: axis({ nticks: 5, side: "left", ticklabelstandoff: 4 }),
+    newshape: { line: { color: css("--accent") } },
+  };
+  return merge(base, extra);
+}
+const config = {
+  displayModeBar: false,
+  displaylogo: false,
+  responsive: true,
+  doubleClick: "reset",
+  scrollZoom: false,
+  showTips: false,
+};
+
+function band(x, lo, hi, color, alpha, name) {
+  // two traces: a filled min/max band
+  const edge = { x, mode: "lines", line: { width: 0, color }, hoverinfo: "skip", showlegend: false, name };
+  return [
+    { ...edge, y: lo },
+    { ...edge, y: hi, fill: "tonexty", fillcolor: fade(color, alpha) },
+  ];
+}
+function idleArea(x, y, cause, group) {
+  // one cause in a stack: hatched, as on the timeline
+  const color = idle(cause);
+  return {
+    x,
+    y,
+    name: cause,
+    mode: "lines",
+    stackgroup: group,
+    line: { width: 0.75, color },
+    fillpattern: {
+      shape: HATCH[cause],
+      fgcolor: color,
+      bgcolor: fade(color, 0.14),
+      size: 7,
+      solidity: 0.24,
+      fillmode: "overlay",
+    },
+  };
+}
+function ema(y, weight) {
+  // bias-corrected, as in other trackers
+  let m = 0;
+  let n = 0;
+  return y.map((v) => {
+    if (v === null) return null; // not finite when it was recorded: a gap, not a zero
+    m = weight * m + (1 - weight) * v;
+    n = weight * n + (1 - weight);
+    return m / n;
+  });
+}
+function onChange(redraw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  new MutationObserver(redraw).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+}
+
+/* Link charts: one cursor, one zoom. `read(x)` is called on every move and with null on leave. */
+function link(plots, read) {
+  let busy = false;
+  let at = null;
+  plots.forEach((plot) => {
+    plot.on("plotly_hover", (e) => {
+      at = e.points[0].x;
+      mark(plots, at);
+      if (read) read(at);
+    });
+    plot.on("plotly_unhover", () => {
+      at = null;
+      mark(plots, null);
+      if (read) read(null);
+    });
+    plot.on("plotly_relayout", (e) => {
+      if (busy || !("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
+      busy = true;
+      const to =
+        "xaxis.autorange" in e
+          ? { "xaxis.autorange": true }
+          : { "xaxis.range": [e["xaxis.range[0]"], e["xaxis.range[1]"]] };
+      Promise.all(plots.filter((p) => p !== plot).map((p) => Plotly.relayout(p, to))).finally(() => {
+        busy = false;
+        mark(plots, at);
+      });
+    });
+  });
+}
+function mark(plots, x) {
+  // an SVG line over the plot: cheaper than a relayout
+  plots.forEach((plot) => {
+    const full = plot._fullLayout;
+    const svg = plot.querySelector(".main-svg");
+    let line = plot.querySelector("line.linked-cursor");
+    if (!line) {
+      line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      line.setAttribute("class", "linked-cursor");
+      svg.appendChild(line);
+    }
+    if (x === null || x < full.xaxis.range[0] || x > full.xaxis.range[1])
+      return line.setAttribute("visibility", "hidden");
+    const px = full.margin.l + full.xaxis.d2p(x);
+    const top = full.margin.t;
+    Object.entries({
+      x1: px,
+      x2: px,
+      y1: top,
+      y2: top + full.yaxis._length,
+      stroke: css("--cursor"),
+      "stroke-width": 1,
+      "stroke-dasharray": "2 2",
+      visibility: "visible",
+    }).forEach(([k, v]) => line.setAttribute(k, v));
+  });
+}
+
+export {
+  PHASES,
+  IDLE,
+  HATCH,
+  css,
+  fade,
+  run,
+  phase,
+  idle,
+  layout,
+  axis,
+  config,
+  band,
+  idleArea,
+  ema,
+  onChange,
+  link,
+  mark,
+};

@@ -1,0 +1,81 @@
+/* A chart's lines and bands as plain SVG, shown until Plotly is loaded.
+     drawPreview(plot, made, end)   made: {data, layout, column} of training-charts.js; end: of the x axis
+     removePreview(plot)       once Plotly has drawn. The preview has no ticks and no cursor. */
+import * as T from "./plotly-theme.js";
+import * as f from "../core/format.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+export const MARGIN = { l: 48, r: 14, t: 8, b: 24 };
+
+function node(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+  return made;
+}
+const drawn = (data) => data.filter((t) => t.visible !== false && t.mode === "lines" && t.x.length);
+/* As Plotly chooses it: 5 % of the height free above and below. */
+function rangeOf(made) {
+  const { range, rangemode } = made.layout.yaxis || {};
+  if (range) return range;
+  const known = drawn(made.data).flatMap((t) => t.y.filter(f.known));
+  let lo = Infinity;
+  let hi = -Infinity;
+  for (const y of known) {
+    lo = Math.min(lo, y);
+    hi = Math.max(hi, y);
+  }
+  if (hi === lo) return [lo - 1, hi + 1];
+  if (rangemode === "tozero" && lo >= 0) return [0, hi / 0.95];
+  const room = (hi - lo) / 18;
+  return [lo - room, hi + room];
+}
+function path(xs, ys, px, py) {
+  let pen = "M";
+  let text = "";
+  xs.forEach((x, i) => {
+    if (!f.known(ys[i])) {
+      pen = "M";
+      return;
+    }
+    text += `${pen}${px(x).toFixed(1)} ${py(ys[i]).toFixed(1)}`;
+    pen = "L";
+  });
+  return text;
+}
+export function drawPreview(plot, made, end) {
+  const { clientWidth: width, clientHeight: height } = plot;
+  const lines = drawn(made.data);
+  if (!lines.length || !width) return;
+  const [lo, hi] = rangeOf(made);
+  const across = width - MARGIN.l - MARGIN.r;
+  const down = height - MARGIN.t - MARGIN.b;
+  const px = (x) => MARGIN.l + (across * x) / end;
+  const py = (y) => MARGIN.t + (down * (hi - y)) / (hi - lo);
+  const svg = node("svg", { class: "preview", width, height, "aria-hidden": "true" });
+  lines.forEach((trace, i) => {
+    const d = path(trace.x, trace.y, px, py);
+    const under = lines[i - 1];
+    if (trace.fill === "tonexty")
+      svg.append(
+        node("path", {
+          d: d + path(under.x.slice().reverse(), under.y.slice().reverse(), px, py).replace("M", "L"),
+          fill: trace.fillcolor,
+        }),
+      );
+    if (trace.line.width)
+      svg.append(
+        node("path", { class: "curve", d, fill: "none", stroke: trace.line.color, "stroke-width": trace.line.width }),
+      );
+  });
+  svg.append(
+    node("line", {
+      x1: MARGIN.l,
+      x2: width - MARGIN.r,
+      y1: MARGIN.t + down,
+      y2: MARGIN.t + down,
+      stroke: T.css("--axis"),
+    }),
+  );
+  plot.replaceChildren(svg);
+}
+export const removePreview = (plot) => plot.querySelectorAll(".preview").forEach((svg) => svg.remove());

@@ -1,0 +1,328 @@
+/* Compare page: fetches, draws, handles events. The choices are in the address (view.js). */
+import { axisOf } from "../charts/axes.js";
+import { Plotly, loadPlotly } from "../charts/plotly.js";
+import * as T from "../charts/plotly-theme.js";
+import { NAMES, build, outline } from "./charts.js";
+import { KEYS, MANY, curves, entries, furthest } from "./curves.js";
+import * as Download from "./download.js";
+import * as Parallel from "./parallel.js";
+import * as Tables from "./tables.js";
+import * as View from "./view.js";
+import * as api from "../core/api.js";
+import { ApiError } from "../core/api.js";
+import { el, runColour, runLabel, setText } from "../core/dom.js";
+import * as f from "../core/format.js";
+import { showConnection } from "../core/live.js";
+
+const LIVE_MS = 4000;
+const MANY_RUNS = 10;
+const FEWER_POINTS = 300;
+const $ = (id) => document.getElementById(id);
+const plot = (name) => $(`plot-${name}`);
+const BUT_SEED = "-seed";
+let view = View.read(location.search);
+let reply = null;
+let v = null;
+let newest = 0;
+let timer = 0;
+let since = new Date();
+let linked = false;
+let cursor = null;
+let resets = 0;
+const colours = new Map();
+
+/* A run keeps its own colour unless another visible run has it; then it gets the lowest free one of eight. */
+function giveColours() {
+  colours.clear();
+  view.ids.forEach((id) => {
+    const taken = new Set(colours.values());
+    const own = runColour(id);
+    colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
+  });
+}
+/* Apply a choice: to the address, as a history entry, and to the page. */
+function choose(changes, { again = true, how = "pushState" } = {}) {
+  view = { ...view, ...changes };
+  const query = View.write(view);
+  if (query !== location.search) history[how](null, "", query);
+  setText($("address"), location.href);
+  controls();
+  if (again) load();
+  else if (reply) draw();
+}
+async function load() {
+  clearTimeout(timer);
+  tokens();
+  $("nothing").hidden = view.ids.length > 1;
+  const mine = ++newest;
+  if (!view.ids.length) {
+    reply = null;
+    $("result").hidden = true;
+    return;
+  }
+  const query = { runs: view.ids.join(","), keys: KEYS.join(","), x: view.axis };
+  if (view.ids.length > MANY_RUNS) query.max_points = FEWER_POINTS;
+  if (view.target !== null) query.target = view.target;
+  if (view.group) query.group = view.group;
+  if (view.counted) query.counted = true;
+  if (view.ids.includes(view.baseline)) query.baseline = view.baseline;
+  try {
+    const [got] = await Promise.all([api.get("compare", query), loadPlotly()]);
+    if (mine !== newest) return;
+    reply = got;
+  } catch (e) {
+    if (mine !== newest) return;
+    if (e instanceof ApiError && e.status < 500) refuse(e);
+    else connection(false);
+    return;
+  }
+  since = new Date();
+  draw();
+  connection(true);
+  if (reply && reply.runs.some((run) => !run.ended_at))
+    timer = setTimeout(() => {
+      if (!document.hidden) load();
+    }, LIVE_MS);
+}
+function refuse(e) {
+  // the server refused: nothing is live until the next request
+  $("live").hidden = true;
+  $("refused").hidden = false;
+  setText(
+    $("refused").querySelector("p"),
+    e.status === 404
+      ? "One of these runs does not exist or belongs to a team that you are not a member of. Remove it above."
+      : e.message,
+  );
+  if (!reply) $("result").hidden = true;
+}
+function connection(ok) {
+  const open = !ok || (reply && reply.runs.some((run) => !run.ended_at));
+  if (open) showConnection($("live"), { ok, since });
+  else $("live").hidden = true;
+  if (!ok) timer = setTimeout(load, LIVE_MS);
+}
+function tokens() {
+  giveColours();
+  const name = (id) => {
+    const run = reply && reply.runs.find((r) => r.id === id);
+    const option = $("add").querySelector(`option[value="${id}"]`);
+    return run ? runLabel(run) : option ? option.dataset.label : `#${id}`;
+  };
+  $("tokens").replaceChildren(
+    ...view.ids.map((id) =>
+      el(
+        "span",
+        { class: "token", "data-run": colours.get(id) },
+        el("b", {}, name(id)),
+        el(
+          "button",
+          { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => choose(View.without(view, id)) },
+          "×",
+        ),
+      ),
+    ),
+  );
+  [...$("add").options].forEach((option) => {
+    option.disabled = view.ids.includes(Number(option.value));
+  });
+  setText($("count"), view.ids.length > 1 ? `${view.ids.length} runs` : "");
+}
+/* Update every control to the current choices, also after the back button. */
+function controls() {
+  document
+    .querySelectorAll("[data-axis]")
+    .forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis)));
+  $("smoothing").value = view.smooth;
+  setText($("smoothing-value"), `${view.smooth} %`);
+  $("band").value = view.band;
+  $("band").closest("label").hidden = !view.group;
+  $("outliers").checked = view.outliers;
+  $("counted").checked = view.counted;
+  $("smoothing").disabled = view.counted;
+}
+function options(select, list, chosen) {
+  const html = JSON.stringify(list);
+  if (select.dataset.list !== html) {
+    select.replaceChildren(...list.map(([value, text]) => el("option", { value }, text)));
+    select.dataset.list = html;
+  }
+  select.value = chosen;
+}
+function choices() {
+  const paths = reply.config_diff.map((d) => d.path);
+  const chosen = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
+  options(
+    $("group"),
+    [
+      ["", "No grouping"],
+      [BUT_SEED, "all settings except the seed"],
+      ...[...paths, ...chosen].map((path) => [path, path]),
+    ],
+    view.group,
+  );
+  const listed = reply.groups.length
+    ? reply.groups.map((g) => [g.runs.includes(reply.baseline) ? reply.baseline : g.runs[0], g.value])
+    : reply.runs.map((run) => [run.id, runLabel(run)]);
+  options(
+    $("baseline"),
+    listed.map(([id, text]) => [String(id), text]),
+    String(reply.baseline),
+  );
+  setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");
+  if (document.activeElement !== $("target")) $("target").value = f.known(reply.target) ? String(reply.target) : "";
+}
+function draw() {
+  $("result").hidden = false;
+  $("refused").hidden = true;
+  tokens();
+  const listed = entries(reply, colours);
+  const axis = axisOf(view.axis, furthest(reply));
+  v = { view, resets, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
+  NAMES.forEach((name) => {
+    v.drawn[name] = curves(name, reply, listed, view, axis.size);
+    const made = build(name, v.drawn[name], v);
+    Plotly.react(plot(name), made.data, made.layout, { ...T.config, doubleClick: false });
+  });
+  if (!linked) link();
+  choices();
+  keepFocus(() => {
+    Tables.runs(v, { onPick: pick });
+    Tables.groups(v);
+    Tables.differences(v);
+    Tables.legend(v);
+  });
+  Tables.values(v, cursor);
+  Parallel.draw($("parallel"), v, { onPoint: point, onPick: pick });
+  setText(
+    $("parallel-note"),
+    reply.config_diff.length > Parallel.MOST_SETTINGS
+      ? `the first ${Parallel.MOST_SETTINGS} of ${reply.config_diff.length} settings that differ`
+      : "",
+  );
+}
+function keepFocus(redraw) {
+  const key = document.activeElement && document.activeElement.dataset.focus;
+  redraw();
+  const twin = key && document.querySelector(`[data-focus="${CSS.escape(key)}"]`);
+  if (twin) twin.focus({ preventScroll: true });
+}
+const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again: false });
+
+/* Draw the run under the pointer or the focus on top; null: none. */
+function point(id) {
+  const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
+  NAMES.forEach((name) =>
+    outline(plot(name), entry ? v.drawn[name].runs.get(id) : null, entry ? T.run(entry.colour) : ""),
+  );
+  Parallel.point($("parallel"), id);
+  document
+    .querySelectorAll("#figures tr")
+    .forEach((row) => row.toggleAttribute("data-pointed", Number(row.dataset.key) === id));
+}
+/* One cursor and one zoom for all charts; the slider moves the same cursor by keyboard. */
+function link() {
+  linked = true;
+  T.link(NAMES.map(plot), moved);
+  NAMES.forEach((name) => {
+    plot(name).on("plotly_hover", (e) => {
+      if (v.many) point(Number(e.points[0].data.meta) || null);
+    });
+    plot(name).on("plotly_unhover", () => point(null));
+    plot(name).on("plotly_relayout", zoomed);
+    plot(name).on("plotly_doubleclick", () => {
+      resets += 1;
+      choose({ zoom: null }, { again: false });
+    });
+    plot(name).on("plotly_click", (e) => {
+      if (v.many) pick(Number(e.points[0].data.meta));
+    });
+  });
+}
+/* The dragged range in the data's own unit: the axis may change its unit as runs grow. */
+function zoomed(e) {
+  if (!("xaxis.range[0]" in e)) return;
+  const zoom = [e["xaxis.range[0]"], e["xaxis.range[1]"]].map((x) => x * v.axis.size);
+  const close = (a, b) => Math.abs(a - b) < 1e-5 * (zoom[1] - zoom[0]);
+  if (!view.zoom || !zoom.every((x, i) => close(x, view.zoom[i]))) choose({ zoom }, { again: false });
+}
+function moved(x) {
+  cursor = x;
+  Tables.values(v, x);
+  const [from, to] = plot("reward")._fullLayout.xaxis.range;
+  if (document.activeElement !== $("cursor"))
+    $("cursor").value = x === null ? 1000 : Math.round((1000 * (x - from)) / (to - from));
+}
+function slide() {
+  const [from, to] = plot("reward")._fullLayout.xaxis.range;
+  const share = Number($("cursor").value) / 1000;
+  const x = share >= 1 ? null : from + share * (to - from);
+  T.mark(NAMES.map(plot), x);
+  moved(x);
+  $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
+}
+function listen() {
+  $("add").addEventListener("change", (e) => {
+    const id = Number(e.target.value);
+    e.target.value = "";
+    if (id && !view.ids.includes(id)) choose({ ids: [...view.ids, id] });
+  });
+  document.querySelectorAll("[data-axis]").forEach((b) =>
+    b.addEventListener("click", () => {
+      cursor = null;
+      choose({ axis: b.dataset.axis, zoom: null });
+    }),
+  );
+  $("outliers").addEventListener("change", (e) => choose({ outliers: e.target.checked }, { again: false }));
+  $("counted").addEventListener("change", (e) => choose({ counted: e.target.checked }));
+  $("group").addEventListener("change", (e) => choose({ group: e.target.value }));
+  $("band").addEventListener("change", (e) => choose({ band: e.target.value }, { again: false }));
+  $("baseline").addEventListener("change", (e) => choose({ baseline: Number(e.target.value) }));
+  $("target").addEventListener("change", (e) => {
+    const text = e.target.value.trim().replace(",", ".").replace("−", "-");
+    const bad = text !== "" && !Number.isFinite(Number(text));
+    if (bad) e.target.setAttribute("aria-invalid", "true");
+    else e.target.removeAttribute("aria-invalid");
+    if (!bad) choose({ target: text === "" ? null : text });
+  });
+  $("smoothing").addEventListener("input", (e) => {
+    view = { ...view, smooth: Number(e.target.value) };
+    controls();
+    if (reply) draw();
+  });
+  $("smoothing").addEventListener("change", () => choose({}, { again: false }));
+  $("cursor").addEventListener("input", slide);
+  const rowOf = (e) => {
+    const row = e.target.closest("tr[data-key]");
+    return row ? Number(row.dataset.key) : null;
+  };
+  ["pointerover", "focusin"].forEach((kind) => $("figures").addEventListener(kind, (e) => point(rowOf(e))));
+  ["pointerleave", "focusout"].forEach((kind) => $("figures").addEventListener(kind, () => point(null)));
+  document
+    .querySelectorAll("[data-image]")
+    .forEach((b) =>
+      b.addEventListener("click", () =>
+        Download.image(b.dataset.chart, plot(b.dataset.chart), b.dataset.title, b.dataset.image, v.axis.title),
+      ),
+    );
+  $("csv-curves").addEventListener("click", () =>
+    Download.save("compare-curves.csv", Download.csv(Download.curveRows(v.drawn, v))),
+  );
+  $("csv-runs").addEventListener("click", () =>
+    Download.save("compare-runs.csv", Download.csv(Download.tableRows(reply))),
+  );
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && view.ids.length) load();
+  });
+  window.addEventListener("popstate", () => {
+    view = View.read(location.search);
+    setText($("address"), location.href);
+    controls();
+    load();
+  });
+  T.onChange(() => {
+    if (reply) draw();
+  });
+}
+listen();
+choose({}, { how: "replaceState" });

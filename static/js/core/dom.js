@@ -1,0 +1,74 @@
+/* DOM helpers of every page script: elements, icons, state pills. Text is inserted as text, never as HTML. */
+const SVG = "http://www.w3.org/2000/svg";
+
+/* el("td", { class: "num", "data-run": 3 }, "1.24", child); null and false children are skipped */
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+function sprite(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  const use = document.createElementNS(SVG, "use");
+  svg.setAttribute("aria-hidden", "true");
+  use.setAttribute("href", `${document.documentElement.dataset.icons}#${name}`);
+  svg.append(use);
+  return svg;
+}
+function icon(name) {
+  const svg = sprite(name);
+  svg.setAttribute("class", "icon");
+  return svg;
+}
+function pill(state) {
+  return el(
+    "span",
+    { class: "pill", "data-state": state },
+    sprite(`state-${state}`),
+    state === "lost" ? "Lost contact" : state[0].toUpperCase() + state.slice(1),
+  );
+}
+/* kl_above → KL above, as in the server's pages. */
+const alertTitle = (condition) =>
+  (condition[0].toUpperCase() + condition.slice(1)).replace(/_/g, " ").replace(/^Kl /, "KL ");
+/* One of eight colours, the same for a run on every page. */
+const runColour = (id) => ((id - 1) % 8) + 1;
+/* Name and number, as in /runs/57: runs may have the same name. */
+const runLabel = (run) => `${run.name} #${run.id}`;
+const readJson = (id) => JSON.parse(document.getElementById(id).textContent);
+const setText = (node, text) => {
+  if (node && node.textContent !== text) node.textContent = text;
+};
+
+let toasts;
+/* With an action ({ label, act }) it stays longer, and while the pointer is on it. */
+function toast(message, action) {
+  if (!toasts) document.body.append((toasts = el("div", { class: "toasts", role: "status" })));
+  const box = el(
+    "div",
+    { class: "toast" },
+    message,
+    action &&
+      el(
+        "button",
+        {
+          class: "btn btn-small",
+          type: "button",
+          onclick: () => {
+            box.remove();
+            action.act();
+          },
+        },
+        action.label,
+      ),
+  );
+  toasts.replaceChildren(box);
+  const leave = () => (box.matches(":hover, :focus-within") ? setTimeout(leave, 1000) : box.remove());
+  setTimeout(leave, action ? 12000 : 4000);
+}
+export { el, icon, pill, alertTitle, runColour, runLabel, readJson, setText, toast };

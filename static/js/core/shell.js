@@ -1,0 +1,50 @@
+/* Shared by all pages: theme switch, shortcuts, dialogs, times in the browser's time zone. */
+import "./bell.js";
+import "./clipboard.js";
+import { times } from "./format.js";
+import { shortcut } from "./keys.js";
+import { markWideTables } from "./wide-tables.js";
+
+function toggleTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme || (dark ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try {
+    localStorage.setItem("oppo-theme", next);
+  } catch (e) {
+    /* storage may be refused; then the choice lasts for this page */
+  }
+}
+function openTab(side) {
+  const now = document.querySelector('.tabs [aria-current="page"]');
+  const next = now && now[side];
+  if (next && next.matches("a")) location.href = next.href;
+}
+document.querySelectorAll(".rail a[data-go]").forEach((link) => {
+  shortcut(`g ${link.dataset.go}`, link.dataset.words, () => (location.href = link.href));
+});
+if (document.querySelector(".filter input")) {
+  const shown = (input) => input.offsetParent !== null;
+  shortcut("/", "search", () => [...document.querySelectorAll(".filter input")].find(shown)?.focus());
+}
+if (document.querySelector(".tabs")) {
+  const sides = { "[": "previousElementSibling", "]": "nextElementSibling" };
+  shortcut("[ ]", "previous, next tab", (key) => openTab(sides[key]), { keys: ["[", "]"] });
+}
+shortcut("t", "light or dark", toggleTheme);
+
+markWideTables(document);
+const current = document.querySelector('.tabs [aria-current="page"]');
+if (current) current.parentNode.scrollLeft = current.offsetLeft - 40; // on a phone the tabs scroll sideways
+document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
+document
+  .querySelectorAll("[data-dialog]")
+  .forEach((b) => b.addEventListener("click", () => document.getElementById(b.dataset.dialog).showModal()));
+document
+  .querySelectorAll("[data-close]")
+  .forEach((b) => b.addEventListener("click", () => b.closest("dialog").close()));
+document
+  .querySelectorAll("select[data-submits]")
+  .forEach((s) => s.addEventListener("change", () => s.form.requestSubmit()));
+times(document);

@@ -1,0 +1,24 @@
+/* Deletes the run, once it has ended. The page then shows that it is in the trash, with a button to restore it. */
+import * as api from "../core/api.js";
+import { setText } from "../core/dom.js";
+import { run } from "./store.js";
+
+export function offerDeletion() {
+  const button = document.getElementById("delete");
+  const dialog = document.getElementById("delete-dialog");
+  const sure = document.getElementById("delete-confirm");
+
+  sure.addEventListener("click", async () => {
+    sure.disabled = true;
+    try {
+      await api.remove(`runs/${run.id}`);
+      location.href = `/runs/${run.id}`;
+    } catch (e) {
+      setText(dialog.querySelector(".error"), e.message);
+      sure.disabled = false;
+    }
+  });
+  run.follow((summary) => {
+    button.hidden = !summary.ended_at;
+  });
+}

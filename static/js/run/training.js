@@ -1,0 +1,278 @@
+/* Training tab: fetches new points, draws the visible charts, links cursor and zoom of the first four. */
+import { axisOf as unitOf, keepAxis } from "../charts/axes.js";
+import { outliers, outliersNote } from "../charts/outliers.js";
+import { Plotly } from "../charts/plotly.js";
+import * as T from "../charts/plotly-theme.js";
+import { MARGIN, removePreview } from "../charts/svg-preview.js";
+import * as api from "../core/api.js";
+import { ApiError, tryAgain } from "../core/api.js";
+import { setText } from "../core/dom.js";
+import * as f from "../core/format.js";
+import { showAllMetrics } from "./all-metrics.js";
+import { sampleCard } from "./sample-card.js";
+import { run } from "./store.js";
+import { CHARTS, LINKED } from "./training-charts.js";
+import { axis as begun, endOf, firstLoad, series, view } from "./training-view.js";
+
+const $ = (id) => document.getElementById(id);
+const slider = $("smoothing");
+const CHARACTER_PX = 7; // maximum width of a label's character
+const inView = new Set();
+const drawn = {};
+const hasResumed = run.resumeDetector();
+let loaded = false;
+let painted = false;
+let linked = false;
+let busy = false;
+let again = false;
+let decisionsAt = -1;
+let zoomed = null;
+let resets = 0;
+let end = 0;
+let due = false;
+
+function axisOf(column) {
+  const top = column.x[column.x.length - 1] || 0;
+  const { size, title } = unitOf(view.axis, top);
+  return { end: view.axis === "step" ? endOf(column) : Math.max(1, 1.12 * top), size, title };
+}
+/* On a small chart the label at a line's end may be longer than the space behind it. */
+function marginOf(name, made, axis) {
+  const { x } = made.column;
+  const labels = (made.layout.annotations || []).filter((a) => a.xanchor === "left" && a.xshift);
+  const free = ($(`plot-${name}`).clientWidth - MARGIN.l - MARGIN.r) * (1 - (x[x.length - 1] || 0) / axis.end);
+  return {
+    ...MARGIN,
+    r: Math.max(MARGIN.r, Math.ceil(CHARACTER_PX * Math.max(0, ...labels.map((a) => a.text.length + 1)) - free)),
+  };
+}
+function layoutOf(name, made, axis) {
+  const base = {
+    margin: marginOf(name, made, axis),
+    hovermode: made.hover || "x",
+    xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) },
+    uirevision: `${view.axis} ${resets}`,
+  };
+  end = axis.end;
+  if (!made.column.x.length) return emptyLayout(base);
+  const layout = T.layout({ ...base, ...made.layout });
+  const odd =
+    view.outliers && made.odd
+      ? outliers(made.odd, { tozero: layout.yaxis.rangemode === "tozero", keep: made.keep })
+      : null;
+  layout.yaxis.uirevision = `${view.axis} ${view.outliers} ${resets}`;
+  if (odd) layout.yaxis.range = odd.range;
+  const note = (text, more) => ({
+    xref: "paper",
+    yref: "paper",
+    text,
+    showarrow: false,
+    font: { size: 11, color: T.css("--text-3") },
+    ...more,
+  });
+  const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
+  const notes = odd ? [note(outliersNote(odd), { x: 0, y: 1, xanchor: "left", yanchor: "top" })] : [];
+  layout.annotations = [
+    ...(made.layout.annotations || []),
+    ...($(`plot-${name}`).clientWidth > 420 ? [title] : []),
+    ...notes,
+  ];
+  return layout;
+}
+function emptyLayout(base) {
+  const bare = { showticklabels: false, showgrid: false, zeroline: false };
+  const text = view.summary.step
+    ? "Not reported by this run"
+    : view.summary.ended_at
+      ? "The run ended before its first step"
+      : "Appears after the first step";
+  return T.layout({
+    ...base,
+    xaxis: bare,
+    yaxis: bare,
+    annotations: [
+      {
+        xref: "paper",
+        yref: "paper",
+        x: 0.5,
+        y: 0.5,
+        text,
+        showarrow: false,
+        font: { size: 12, color: T.css("--text-3") },
+      },
+    ],
+  });
+}
+/* Round numbers in the axis' own unit; none at the right end, where the unit is shown. Plotly's own ticks once the user zooms. */
+function ticks({ size, end }) {
+  const length = end / size;
+  const power = 10 ** Math.floor(Math.log10(length / 8));
+  const apart = Math.max(
+    view.axis === "step" ? 1 : 0,
+    [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 8),
+  );
+  const vals = Array.from(
+    { length: Math.floor(((view.axis === "step" ? 0.93 : 0.78) * length) / apart) + 1 },
+    (_, i) => i * apart,
+  );
+  return zoomed
+    ? { nticks: 8 }
+    : {
+        tickmode: "array",
+        tickvals: vals.map((v) => v * size),
+        ticktext: vals.map((v) => f.plain(Number(v.toPrecision(6)))),
+      };
+}
+function drawOne(name) {
+  const made = CHARTS[name](view);
+  const plot = $(`plot-${name}`);
+  drawn[name] = made;
+  return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() =>
+    removePreview(plot),
+  );
+}
+async function draw() {
+  view.summary = run.summary;
+  for (const name of Object.keys(CHARTS).filter((n) => inView.has(n))) {
+    await drawOne(name);
+    if (!painted) await new Promise((done) => setTimeout(done)); // the first chart is painted before the next is drawn
+    painted = true;
+  }
+  link();
+}
+function link() {
+  read(null);
+  if (linked || !LINKED.every((name) => name in drawn)) return;
+  linked = true;
+  T.link(
+    LINKED.map((name) => $(`plot-${name}`)),
+    read,
+  );
+  LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
+}
+/* The zoom is stored here, because Plotly drops it at the next redraw unless the user zoomed that chart. */
+function onZoom(e) {
+  if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
+  const whole =
+    "xaxis.autorange" in e ||
+    (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
+  if (whole ? zoomed === null : zoomed && zoomed[0] === e["xaxis.range[0]"] && zoomed[1] === e["xaxis.range[1]"])
+    return;
+  zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
+  if (whole) resets += 1; // otherwise the axis would no longer grow with the run
+  requestAnimationFrame(draw);
+  series.zoom(zoomed).then((changed) => {
+    if (changed) draw();
+  }, stale);
+}
+function read(x) {
+  // the header of the card shows the value under the cursor, or the newest
+  Object.entries(drawn).forEach(([name, made]) => {
+    if (!made.say || !$(`at-${name}`)) return;
+    const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
+    const [figure, detail] = i < 0 ? ["", ""] : made.say(i);
+    setText($(`at-${name}`), figure);
+    setText($(`by-${name}`), i >= 0 && x !== null ? `${detail} · step ${f.whole(made.column.step[i])}` : detail);
+  });
+}
+async function refresh() {
+  if (busy) {
+    again = true;
+    return;
+  }
+  const first = !loaded && view.axis === begun;
+  busy = true;
+  try {
+    const columns = (first ? firstLoad : series.update(run.summary)).then((fresh) => {
+      due = due || fresh;
+    });
+    await Promise.all([columns, decisions(run.summary)]);
+    loaded = true;
+    if (due) {
+      await draw();
+      await samples();
+      due = false;
+    }
+  } catch (e) {
+    stale(e);
+    tryAgain(e, refresh);
+  } finally {
+    busy = false;
+  }
+  if (!loaded) {
+    loaded = true;
+    await draw();
+  } // draw charts that came into view meanwhile; without a response, empty ones
+  if (again) {
+    again = false;
+    refresh();
+  }
+}
+function stale(e) {
+  // the connection's status shows it; the next event or poll retries
+  if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
+}
+async function decisions(summary) {
+  if (hasResumed(summary)) decisionsAt = -1;
+  if (summary.step === decisionsAt) return;
+  const since = Math.max(0, decisionsAt - 1); // a step's decision may arrive after it, so the last step is fetched again
+  const fresh = await api.all(`runs/${run.id}/decisions`, { since_step: since });
+  view.decisions = [...view.decisions.filter((d) => d.step <= since), ...fresh];
+  decisionsAt = summary.step;
+}
+async function samples() {
+  const { items } = await api.get(`runs/${run.id}/samples`, { limit: 4 });
+  $("samples").replaceChildren(...items.map((s) => sampleCard(s)));
+  $("samples-none").hidden = items.length > 0;
+}
+const seen = new IntersectionObserver(
+  (entries) => {
+    entries.forEach((e) => {
+      const name = e.target.id.replace("plot-", "");
+      if (!e.isIntersecting) return inView.delete(name);
+      inView.add(name);
+      if (loaded) drawOne(name).then(link); // before the first response there is nothing to draw
+    });
+  },
+  { rootMargin: "200px" },
+);
+
+document.querySelectorAll(".plot").forEach((plot) => seen.observe(plot));
+slider.value = view.weight;
+setText($("smoothing-value"), view.weight.toFixed(2));
+slider.addEventListener("input", () => {
+  view.weight = Number(slider.value);
+  setText($("smoothing-value"), view.weight.toFixed(2));
+  try {
+    localStorage.setItem("oppo-smoothing", view.weight);
+  } catch (e) {
+    /* storage may be refused */
+  }
+  draw();
+});
+document.querySelectorAll("[data-axis]").forEach((button) =>
+  button.addEventListener("click", () => {
+    view.axis = button.dataset.axis;
+    zoomed = null;
+    document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
+    series.setAxis(view.axis);
+    keepAxis(view.axis, "step");
+    refresh();
+  }),
+);
+document
+  .querySelectorAll("[data-axis]")
+  .forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis)));
+$("outliers").checked = view.outliers;
+$("outliers").addEventListener("change", (e) => {
+  view.outliers = e.target.checked;
+  try {
+    localStorage.setItem("oppo-outliers", view.outliers ? "ignore" : "show");
+  } catch (refused) {
+    /* then the choice lasts for this page */
+  }
+  draw();
+});
+T.onChange(draw);
+run.follow(refresh);
+showAllMetrics(view);

@@ -1,0 +1,119 @@
+/* Actions on all ticked runs: tags, cancelling, deleting. One request per run; a failure is reported and the others continue. */
+import * as api from "../core/api.js";
+import { el, setText, toast } from "../core/dom.js";
+import { refreshRuns, selectedRuns } from "./list.js";
+
+const dialog = document.getElementById("bulk-dialog");
+const $ = (id) => document.getElementById(id);
+const input = $("bulk-value");
+const sure = $("bulk-confirm");
+const status = $("bulk-told");
+const ENDED = ["succeeded", "failed", "cancelled"];
+const DEEDS = {
+  tag: {
+    title: "Tag",
+    confirm: "Change tags",
+    words: () => "Filter by tag with, for example, tag:baseline.",
+    runs: (all) => all,
+    send: (run) => api.post(`runs/${run.id}/tags`, tags()),
+    done: (done) => toast(`Tags of ${counted(done.length)} changed`),
+  },
+  cancel: {
+    title: "Cancel",
+    confirm: "Cancel runs",
+    grave: true,
+    runs: (all) => all.filter((run) => !ENDED.includes(run.state)),
+    send: (run) => api.post(`runs/${run.id}/cancel`),
+    words: (runs, all) =>
+      (runs.length ? `${named(runs)}: they are stopped and cannot be resumed.` : "") +
+      (runs.length < all.length ? ` ${all.length - runs.length} of the selected runs have already ended.` : ""),
+    done: (done) => toast(`Cancelling ${counted(done.length)}`),
+  },
+  delete: {
+    title: "Delete",
+    confirm: "Move to trash",
+    grave: true,
+    runs: (all) => all.filter((run) => ENDED.includes(run.state)),
+    send: (run) => api.remove(`runs/${run.id}`),
+    words: (runs, all) =>
+      (runs.length ? `${named(runs)}: they move to the team’s trash and can be restored for some days.` : "") +
+      (runs.length < all.length
+        ? ` ${all.length - runs.length} of the selected runs have not ended: cancel them first.`
+        : ""),
+    done: (done) => toast(`${counted(done.length)} deleted`, { label: "Undo", act: () => restore(done) }),
+  },
+};
+let deed = null;
+let runs = [];
+
+function tags() {
+  const words = input.value.split(/[\s,]+/).filter(Boolean);
+  return {
+    add: words.filter((w) => !w.startsWith("-")),
+    remove: words.filter((w) => w.startsWith("-")).map((w) => w.slice(1)),
+  };
+}
+const counted = (n) => (n === 1 ? "1 run" : `${n} runs`);
+const named = (all) =>
+  `${all
+    .map((run) => run.name)
+    .slice(0, 8)
+    .join(", ")}${all.length > 8 ? " …" : ""}`;
+
+async function restore(deleted) {
+  const failed = [];
+  for (const run of deleted)
+    await api.post(`runs/${run.id}/restore`).catch((e) => failed.push(`${run.name}: ${e.message}`));
+  refreshRuns();
+  toast(failed.length ? failed.join(" ") : `${counted(deleted.length)} restored`);
+}
+
+function ask(name) {
+  deed = DEEDS[name];
+  const all = selectedRuns();
+  runs = deed.runs(all);
+  setText($("bulk-title"), `${deed.title} ${counted(runs.length)}${deed.grave ? "?" : ""}`);
+  setText($("bulk-words"), deed.words(runs, all));
+  setText(sure, deed.confirm);
+  sure.classList.toggle("btn-danger", Boolean(deed.grave));
+  sure.classList.toggle("btn-primary", !deed.grave);
+  sure.disabled = runs.length === 0;
+  $("bulk-field").hidden = input.disabled = Boolean(deed.grave);
+  input.value = "";
+  status.replaceChildren();
+  dialog.showModal();
+  (deed.grave ? sure : input).focus();
+}
+async function carryOut() {
+  const { add, remove } = tags();
+  if (!deed.grave && !add.length && !remove.length) {
+    input.focus();
+    return;
+  }
+  sure.disabled = true;
+  status.replaceChildren();
+  const done = [];
+  for (const run of runs) {
+    try {
+      await deed.send(run);
+      done.push(run);
+    } catch (e) {
+      status.append(el("li", {}, `${run.name}: ${e.message}`));
+    }
+  }
+  sure.disabled = false;
+  refreshRuns();
+  if (done.length < runs.length) return;
+  dialog.close();
+  deed.done(done);
+}
+document
+  .querySelectorAll("[data-bulk]")
+  .forEach((button) => button.addEventListener("click", () => ask(button.dataset.bulk)));
+sure.addEventListener("click", carryOut);
+input.addEventListener("keydown", (e) => {
+  if (e.key === "Enter") {
+    e.preventDefault();
+    carryOut();
+  }
+});

@@ -1,0 +1,34 @@
+"""A run whose node is silent says since when, while it holds its devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from oppo_platform.runs.models import Attempt
+from oppo_platform.runs.selectors import list_runs
+
+
+def lost_at(world, run):
+    [item] = [item for item in list_runs(world.people["ada"])["items"] if item["id"] == run.pk]
+    assert world.login("ada").get(f"/api/v1/runs/{run.pk}").json()["lost_contact_at"] == item["lost_contact_at"]
+    return item["lost_contact_at"]
+
+
+def test_contact_is_lost_after_a_while_without_a_heartbeat(world, settings):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    assert lost_at(world, run) is None
+    seen = Attempt.objects.get(pk=attempt_id).seen_at
+    world.clock.advance(settings.OPPO_NODE_FRESH_S - 1)
+    assert lost_at(world, run) is None
+    world.clock.advance(2)
+    assert lost_at(world, run) == seen.isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("state", ["ended", "fenced"])
+def test_an_attempt_that_is_over_is_not_waited_for(world, settings, state):
+    run, attempt_id = world.start(world.worker())
+    world.clock.advance(settings.OPPO_NODE_FRESH_S + 1)
+    assert lost_at(world, run) is not None
+    Attempt.objects.filter(pk=attempt_id).update(state=state)
+    assert lost_at(world, run) is None
