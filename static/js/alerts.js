@@ -11,9 +11,9 @@ const rows = $("rows");
 const newest = !new URLSearchParams(location.search).has("cursor");
 let seen = 0;
 
-async function attempt(wish) {
+async function attempt(request) {
   try {
-    await wish();
+    await request();
     $("refused").hidden = true;
   } catch (e) {
     if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;

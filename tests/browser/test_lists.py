@@ -110,7 +110,7 @@ def test_columns_are_chosen_by_keyboard_and_mouse_and_one_run_is_pinned(visit, t
     page.drag_and_drop("#columns-list li[data-key=kl]", "#columns-list li[data-key=state]", target_position={"x": 20, "y": 3})
     page.fill("#columns-add", "nonsense")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#columns-told >> text=There is no column “nonsense”")
+    page.wait_for_selector("#columns-status >> text=There is no column “nonsense”")
     page.click("#columns-show")
     page.wait_for_url("**cols=ppo.batch_size,kl,state,step,reward,bubble,time,submitted")
     for place, title in enumerate(("Name", "ppo.batch_size", "KL"), start=1):

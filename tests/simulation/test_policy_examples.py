@@ -28,6 +28,13 @@ def test_within_a_team_priority_goes_first_then_age():
     assert why(made, 2) == ("devices", "Waits for 1 device: all 2 suitable ones are in use.")
 
 
+def test_runs_that_no_node_can_take_come_last_in_the_order_of_their_team():
+    absent = {"needs": frozenset({("model", "absent")})}
+    never = [waiting(1, **absent), waiting(2, priority=60, **absent), waiting(3, team_id=2, **absent)]
+    made = plan(cluster([node(1, 1, {0: 9})], [*never, waiting(4)], [running(9, 3, [100])]), 0)
+    assert made.order == (4, 2, 1, 3)
+
+
 def test_a_run_that_came_back_keeps_its_place():
     made = plan(cluster([node(1, 1)], [waiting(1, submitted_at=9.0), waiting(2, submitted_at=3.0)]), 0)
     assert placed(made) == [2]

@@ -12,7 +12,7 @@ export function runSeries(runId, keys) {
   let columns = {};
   let lastStep = 0;
   let axis = "step";
-  let anew = true;
+  let refetch = true;
   let near = null;
   let range = null; // the columns of a zoomed range of merged steps
 
@@ -39,8 +39,8 @@ export function runSeries(runId, keys) {
   }
   /* Resolves to whether anything is new. */
   async function update(summary) {
-    if (hasResumed(summary)) anew = true;
-    const all = anew || longest() > REFETCH_AT;
+    if (hasResumed(summary)) refetch = true;
+    const all = refetch || longest() > REFETCH_AT;
     if (!all && summary.step <= lastStep) return false;
     const unit = axis;
     const reply = await fetch({ since_step: all ? 0 : lastStep });
@@ -48,7 +48,7 @@ export function runSeries(runId, keys) {
     if (all) {
       columns = {};
       lastStep = 0;
-      anew = false;
+      refetch = false;
     }
     const before = lastStep;
     append(reply);
@@ -59,7 +59,7 @@ export function runSeries(runId, keys) {
     api.get(`runs/${runId}/metrics`, { keys: keys.join(","), x: axis, max_points: MAX_POINTS, ...query });
   function setAxis(name) {
     axis = name;
-    anew = true;
+    refetch = true;
     near = range = null;
   }
 

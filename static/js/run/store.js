@@ -24,8 +24,8 @@ function follow(callback) {
   followers.push(callback);
   callback(summary);
 }
-/* Returns a function that tells for each summary whether the run has resumed since the previous one, in a newer attempt or
-   (older versions) from a checkpoint: known steps may have been trained again, and their data is outdated. */
+/* Returns a predicate: whether the run has resumed since the previous summary, in a newer attempt or (older versions) from a
+   checkpoint. Known steps may have been trained again then, and their data is outdated. */
 function resumeDetector() {
   let before = null;
   return (now) => {

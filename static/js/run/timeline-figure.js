@@ -10,7 +10,7 @@ import { run } from "./store.js";
 const $ = (id) => document.getElementById(id);
 const dialog = $("figure-dialog");
 const plot = $("figure-plot");
-const status = $("figure-told");
+const status = $("figure-status");
 const LEGEND_FROM_PX = 640; // narrower, the page's own legend must suffice
 let steps = null;
 let shown = null;

@@ -97,7 +97,7 @@ async function extend(to) {
   if (!state.picked) pickInWindow();
 }
 /* Loaded steps may have been trained again. If the run is not that far yet, its newest steps are shown. */
-async function anew(summary) {
+async function reload(summary) {
   if (follow) return load(summary.step - HELD + 1, Math.max(1, summary.step));
   if (zoomed === "run") return zoomTo("run");
   const [from, to] = inSteps();
@@ -135,7 +135,7 @@ async function refresh() {
       const [from, to] = linked.splice(0);
       await goTo(from, clip(to));
     } else if (!reply) await load(summary.step - HELD + 1, Math.max(1, summary.step));
-    else if (outdated) await anew(summary);
+    else if (outdated) await reload(summary);
     else if (follow) await extend(summary.step);
     else if (zoomed === "run" && summary.step > 1.02 * reply.to) await zoomTo("run");
     paint();
@@ -437,7 +437,7 @@ async function visit(x) {
 }
 
 /* --- pointer and keyboard --------------------------------------------------------------------------------- */
-function tell(item) {
+function describe(item) {
   if (item.sequence) {
     const s = item.segment;
     return [
@@ -466,7 +466,7 @@ function onMove(e) {
   state.hover = item;
   tip.hidden = !item;
   if (item) {
-    const [head, body] = tell(item);
+    const [head, body] = describe(item);
     setText(tip.querySelector("b"), head);
     setText(tip.querySelector("span"), body);
     tip.style.left = `${Math.max(0, Math.min(e.offsetX + 14, lanes.clientWidth - tip.offsetWidth - 4))}px`;

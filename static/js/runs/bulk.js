@@ -7,9 +7,9 @@ const dialog = document.getElementById("bulk-dialog");
 const $ = (id) => document.getElementById(id);
 const input = $("bulk-value");
 const sure = $("bulk-confirm");
-const status = $("bulk-told");
+const status = $("bulk-status");
 const ENDED = ["succeeded", "failed", "cancelled"];
-const DEEDS = {
+const ACTIONS = {
   tag: {
     title: "Tag",
     confirm: "Change tags",
@@ -43,7 +43,7 @@ const DEEDS = {
     done: (done) => toast(`${counted(done.length)} deleted`, { label: "Undo", act: () => restore(done) }),
   },
 };
-let deed = null;
+let action = null;
 let runs = [];
 
 function tags() {
@@ -69,24 +69,24 @@ async function restore(deleted) {
 }
 
 function ask(name) {
-  deed = DEEDS[name];
+  action = ACTIONS[name];
   const all = selectedRuns();
-  runs = deed.runs(all);
-  setText($("bulk-title"), `${deed.title} ${counted(runs.length)}${deed.grave ? "?" : ""}`);
-  setText($("bulk-words"), deed.words(runs, all));
-  setText(sure, deed.confirm);
-  sure.classList.toggle("btn-danger", Boolean(deed.grave));
-  sure.classList.toggle("btn-primary", !deed.grave);
+  runs = action.runs(all);
+  setText($("bulk-title"), `${action.title} ${counted(runs.length)}${action.grave ? "?" : ""}`);
+  setText($("bulk-words"), action.words(runs, all));
+  setText(sure, action.confirm);
+  sure.classList.toggle("btn-danger", Boolean(action.grave));
+  sure.classList.toggle("btn-primary", !action.grave);
   sure.disabled = runs.length === 0;
-  $("bulk-field").hidden = input.disabled = Boolean(deed.grave);
+  $("bulk-field").hidden = input.disabled = Boolean(action.grave);
   input.value = "";
   status.replaceChildren();
   dialog.showModal();
-  (deed.grave ? sure : input).focus();
+  (action.grave ? sure : input).focus();
 }
 async function carryOut() {
   const { add, remove } = tags();
-  if (!deed.grave && !add.length && !remove.length) {
+  if (!action.grave && !add.length && !remove.length) {
     input.focus();
     return;
   }
@@ -95,7 +95,7 @@ async function carryOut() {
   const done = [];
   for (const run of runs) {
     try {
-      await deed.send(run);
+      await action.send(run);
       done.push(run);
     } catch (e) {
       status.append(el("li", {}, `${run.name}: ${e.message}`));
@@ -105,7 +105,7 @@ async function carryOut() {
   refreshRuns();
   if (done.length < runs.length) return;
   dialog.close();
-  deed.done(done);
+  action.done(done);
 }
 document
   .querySelectorAll("[data-bulk]")

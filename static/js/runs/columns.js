@@ -7,19 +7,15 @@ const $ = (id) => document.getElementById(id);
 const list = $("columns-list");
 const input = $("columns-add");
 const words = $("columns-words");
-const status = $("columns-told");
+const status = $("columns-status");
 const MOST = 30;
 let known = null;
 let dragged = null;
 
 const keys = () => [...list.children].map((item) => item.dataset.key);
 function item(key, title) {
-  const button = (words, sign, deed) =>
-    el(
-      "button",
-      { class: "btn btn-icon btn-small", type: "button", "aria-label": `${words} ${title}`, onclick: deed },
-      sign,
-    );
+  const button = (words, sign, onclick) =>
+    el("button", { class: "btn btn-icon btn-small", type: "button", "aria-label": `${words} ${title}`, onclick }, sign);
   const node = el(
     "li",
     { "data-key": key, draggable: "true" },
@@ -37,9 +33,9 @@ function move(node, by) {
   if (by < 0) other.before(node);
   else other.after(node);
   focused.focus(); // moving a node removes the focus
-  tell(node);
+  announce(node);
 }
-function tell(node) {
+function announce(node) {
   setText(
     status,
     `${node.querySelector("span").textContent} is column ${keys().indexOf(node.dataset.key) + 1} of ${list.children.length}.`,
@@ -68,7 +64,7 @@ async function add(key) {
   if (!keys().includes(key)) list.append(item(key, column.title));
   input.value = "";
   refresh();
-  tell([...list.children].find((node) => node.dataset.key === key));
+  announce([...list.children].find((node) => node.dataset.key === key));
   list.lastElementChild.scrollIntoView({ block: "nearest" });
 }
 async function load() {
@@ -123,7 +119,7 @@ list.addEventListener("dragstart", (e) => {
 list.addEventListener("dragover", onDrag);
 list.addEventListener("drop", (e) => e.preventDefault());
 list.addEventListener("dragend", () => {
-  if (dragged) tell(dragged);
+  if (dragged) announce(dragged);
   dragged = null;
 });
 const refresh = combobox(input, words, { load, offer, onTake: (option) => add(option.text), onEnter: enter });

@@ -9,7 +9,7 @@ const dialog = $("view-dialog");
 const input = $("view-name");
 const wrong = $("view-wrong");
 const KEPT = ["show", "project", "q", "sort", "cols"];
-let deed = null;
+let action = null;
 
 const query = () =>
   Object.fromEntries([...new URLSearchParams(location.search)].filter(([name, value]) => KEPT.includes(name) && value));
@@ -19,7 +19,7 @@ function open(id) {
   location.assign(`?${params}`);
 }
 function ask(title, sure, name, whose, what) {
-  deed = what;
+  action = what;
   setText($("view-title"), title);
   setText($("view-sure"), sure);
   input.value = name;
@@ -30,7 +30,7 @@ function ask(title, sure, name, whose, what) {
 }
 async function carryOut() {
   try {
-    await deed();
+    await action();
   } catch (e) {
     setText(wrong, e.message);
     wrong.hidden = false;
@@ -45,7 +45,7 @@ async function save() {
   });
   open(made.id);
 }
-const DEEDS = {
+const ACTIONS = {
   rename: (item) =>
     ask("Rename view", "Rename", item.dataset.name, false, async () => {
       await api.post(`views/${item.dataset.id}`, { name: input.value });
@@ -54,7 +54,7 @@ const DEEDS = {
   async default(item, button) {
     const on = button.getAttribute("aria-pressed") !== "true";
     await api.post("views/default", { view: on ? Number(item.dataset.id) : null });
-    list.querySelectorAll("[data-deed=default]").forEach((other) => {
+    list.querySelectorAll("[data-action=default]").forEach((other) => {
       other.setAttribute("aria-pressed", String(on && other === button));
       setText(other, on && other === button ? "★" : "☆");
     });
@@ -79,8 +79,8 @@ const DEEDS = {
 const guard = (what) => what().catch((e) => toast(e.message));
 
 list.addEventListener("click", (e) => {
-  const button = e.target.closest("[data-deed]");
-  if (button) guard(async () => DEEDS[button.dataset.deed](button.closest("li"), button));
+  const button = e.target.closest("[data-action]");
+  if (button) guard(async () => ACTIONS[button.dataset.action](button.closest("li"), button));
 });
 $("view-save").addEventListener("click", () => ask("Save view", "Save", "", true, save));
 if ($("view-replace"))

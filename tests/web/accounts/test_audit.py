@@ -149,7 +149,10 @@ def test_entries_of_other_teams_and_foreign_text_stay_out(world):
     Membership.objects.create(team=world.other_team, user=world.people["ada"], role="owner")
     with transaction.atomic():
         audit.record(world.team.pk, "user:<b>x", "project.create", "<script>", name="<i>")
+    with transaction.atomic():
+        audit.record(world.team.pk, "user:ada", "webhook.add", "hook", conditions=["failed", "stalled"])
     own, other = (world.login("ada").get(f"/teams/{team.pk}/audit").content.decode() for team in (world.team, world.other_team))
+    assert "conditions failed, stalled" in own, "a list is text"
     assert "&lt;script&gt;" in own
     assert "<i>" not in own
     assert "&lt;script&gt;" not in other

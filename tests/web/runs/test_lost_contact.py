@@ -32,3 +32,14 @@ def test_an_attempt_that_is_over_is_not_waited_for(world, settings, state):
     assert lost_at(world, run) is not None
     Attempt.objects.filter(pk=attempt_id).update(state=state)
     assert lost_at(world, run) is None
+
+
+def test_one_silent_node_of_two_is_enough(pair, settings):
+    pair.train()
+    assert lost_at(pair.world, pair.run) is None
+    silent_since = pair.world.clock.now()
+    pair.world.clock.advance(settings.OPPO_NODE_FRESH_S + 1)
+    assert pair.beat(pair.head).status_code == 200
+    assert lost_at(pair.world, pair.run) == silent_since.isoformat().replace("+00:00", "Z"), "the further node is silent"
+    assert pair.beat(pair.other).status_code == 200
+    assert lost_at(pair.world, pair.run) is None
