@@ -81,7 +81,7 @@ def test_defaults_flags_and_no_overwriting(tmp_path: Path) -> None:
     spec = load_yaml(out.read_text())
     assert (spec.models.actor.path, spec.data.prompts, spec.steps, spec.models.lora) == ("a/b", "p.jsonl", 7, None)
     assert spec.models.reward.model is not None
-    assert oppo("init", tmp_path / "bad.yaml", "--yes", "--name", "<b>").exit_code == 2
+    assert oppo("init", tmp_path / "bad.yaml", "--yes", "--name", "two\nlines").exit_code == 2
     assert not (tmp_path / "bad.yaml").exists()
 
 
