@@ -218,3 +218,24 @@ def test_a_short_run_beside_a_long_one_keeps_its_shape_and_its_values(visit, two
     assert abs(short - long) < 1e-9, "the same shape in another time has the same value at its end"
     assert 1.45 < short < 1.5
     assert (written, hours, small, usual) == ("7.0 s", "2 h 0 m", "0.00195", "1.42")
+
+
+def test_any_metric_can_be_compared(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step")
+    page.wait_for_selector("#plot-reward .main-svg >> nth=0")
+    page.fill("#chart-add", "vf_lo")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**&charts=critic/vf_loss")
+    page.wait_for_selector("#more-charts .main-svg >> nth=0")
+    expect(page.locator("#values-head th").last).to_have_text("critic/vf_loss")
+    page.get_by_role("button", name="critic/vf_loss on a logarithmic axis").click()
+    page.wait_for_function("() => document.querySelector('#more-charts .plot')._fullLayout.yaxis.type === 'log'")
+    page.fill("#chart-add", "no such")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chart-status")).to_contain_text("None of these runs")
+    page.reload()
+    page.wait_for_function("() => document.querySelector('#more-charts .plot')?._fullLayout?.yaxis.type === 'log'")
+    page.get_by_role("button", name="Remove critic/vf_loss").click()
+    expect(page.locator("#more-charts > *")).to_have_count(0)
+    assert "charts=" not in page.url

@@ -77,3 +77,85 @@ def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform
     expect(page.locator("#metrics-none")).to_be_visible()
     page.fill("#metric-search", "")
     visitor.fits()
+
+
+def opened(page, name):
+    """Open the menu of a metric's card."""
+    card = page.locator(f".metric[data-name='{name}']").last
+    card.scroll_into_view_if_needed()
+    card.locator("summary").click()
+    return card.locator(".menu-body")
+
+
+def test_charts_are_pinned_moved_drawn_large_and_shared_with_the_project(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    expect(page.locator("#pinned-none")).to_be_visible()
+    opened(page, "actor/entropy").get_by_text("Pin", exact=True).click()
+    expect(page.locator("#pinned-whose")).to_have_text("only for you")
+    page.wait_for_selector("#pinned-charts [data-key='actor/entropy'] .main-svg >> nth=0")
+    page.click("#pinned-new")
+    page.fill("#chart-title", "losses")
+    page.fill("#chart-key", "vf_lo")
+    page.keyboard.press("Enter")
+    page.fill("#chart-key", "actor/pg_loss")
+    page.keyboard.press("Enter")
+    page.fill("#chart-key", "no such")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chart-status")).to_contain_text("no metric “no such”")
+    page.click("#chart-save")
+    names = page.locator("#pinned-charts h3")
+    expect(names).to_have_text(["actor/entropy", "losses"])
+    expect(page.locator("#pinned-charts .legend li")).to_have_count(2)
+    page.locator("#pinned-charts summary").nth(1).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Move left").click()
+    expect(names).to_have_text(["losses", "actor/entropy"])
+    expect(page.locator("#pinned-charts summary").first).to_be_focused()
+    with page.expect_response("**/charts"):
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Logarithmic axis").click()
+    page.reload()
+    expect(names).to_have_text(["losses", "actor/entropy"])
+    page.wait_for_function("() => document.querySelector('#pinned-charts .plot')._fullLayout?.yaxis.type === 'log'")
+    page.click("#pinned-share")
+    expect(page.locator("#pinned-whose")).to_have_text("for everyone in the project")
+    page.goto(f"/runs/{two_runs[1]}")
+    expect(names).to_have_text(["losses", "actor/entropy"])
+    page.locator("#pinned-charts summary").first.click()
+    page.get_by_role("button", name="Full screen").click()
+    page.wait_for_selector("dialog.full .main-svg >> nth=0")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("dialog.full h3")).to_have_text("actor/entropy")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog.full")).to_have_count(0)
+    page.locator("#pinned-charts summary").first.click()
+    page.get_by_role("button", name="Unpin").click()
+    expect(names).to_have_text(["actor/entropy"])
+    page.get_by_role("button", name="Undo").click()
+    expect(names).to_have_text(["losses", "actor/entropy"])
+    page.click("#pinned-reset")
+    expect(page.locator("#pinned-reset")).to_be_hidden()
+
+
+def test_one_cursor_and_one_zoom_for_all_charts(visit, two_runs):
+    page = visit(viewport={"width": 1440, "height": 2600}).page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#plot-reward .nsewdrag")
+    page.wait_for_selector("#metric-groups .metric .nsewdrag >> nth=2")
+    box = page.locator("#plot-reward .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 60)
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('#plot-entropy, #metric-groups .metric .js-plotly-plot')].slice(0, 3)"
+        ".every(plot => plot.querySelector('line.linked-cursor')?.getAttribute('visibility') === 'visible')"
+    )
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 62, steps=4)
+    page.mouse.up()
+    page.wait_for_function(
+        "() => { const end = (node) => node._fullLayout.xaxis.range[1].toFixed(3);"
+        " const at = end(document.getElementById('plot-reward'));"
+        " return [...document.querySelectorAll('#metric-groups .metric .js-plotly-plot')].slice(0, 3)"
+        ".every(plot => end(plot) === at); }"
+    )

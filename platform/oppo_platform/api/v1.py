@@ -21,6 +21,7 @@ from oppo_platform.accounts.access import Action, may
 from oppo_platform.accounts.models import User
 from oppo_platform.api import (
     alerts,
+    chart_layouts,
     checkpoints,
     forks,
     history,
@@ -81,6 +82,7 @@ for part in (
     forks,
     history,
     saved_views,
+    chart_layouts,
     storage,
     alerts,
     sharing,

@@ -18,6 +18,7 @@ from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import team_rules
 from oppo_platform.projects.access import may_submit
+from oppo_platform.projects.chart_layouts import chart_layout
 from oppo_platform.runs.access import may_manage
 from oppo_platform.runs.checkpoints import describe_checkpoints
 from oppo_platform.runs.models import Run
@@ -56,10 +57,10 @@ def training(request: HttpRequest, run_id: int) -> HttpResponse:
     """Curves, controllers and samples."""
     run = _run(request, run_id)
     rules = team_rules(run.project.team_id)
-    limits = {
+    limits: dict[str, Any] = {
         str(name): rules[name].threshold if rules[name].on else None for name in (Condition.KL_ABOVE, Condition.BUBBLE_ABOVE)
     }
-    return _page(request, run, "run", "run/training.html", limits)
+    return _page(request, run, "run", "run/training.html", limits | {"layout": chart_layout(request.user, run.project)})
 
 
 @require_GET

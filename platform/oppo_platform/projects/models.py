@@ -1,4 +1,4 @@
-"""Projects."""
+"""Projects, and the charts that their members chose."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ class Project(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ChartLayout(models.Model):
+    """The pinned charts of a project's runs: one user's, or without a user the project's, for members without their own."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="chart_layouts")
+    user = models.ForeignKey("accounts.User", null=True, on_delete=models.CASCADE, related_name="+")
+    charts = models.JSONField(help_text="In order: {title, keys, log}, each with the names of its metrics.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "user"], name="one_layout_a_user", nulls_distinct=False),
+        ]

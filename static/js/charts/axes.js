@@ -2,7 +2,7 @@
      axisOf("wall", 7300) → {size: 3600, word: "h", title: "hours of training", write}
        size: data units per axis unit; write(x): a position on the axis as text, "7.0 s" also where the axis has hours
      axisInAddress("step") → `?x=` of the address; keepAxis("wall", "step") writes it, unless it is the default */
-import { duration, figure, whole } from "../core/format.js";
+import { duration, figure, plain, whole } from "../core/format.js";
 
 const AXES = ["step", "wall", "tokens", "gpu_seconds"];
 
@@ -19,6 +19,21 @@ export function axisOf(name, top) {
     return { size, word, title: `${unit} response tokens`, write: (x) => `${figure(x)} ${word} tokens` };
   }
   return { size: 1, word: "", title: "step", write: (x) => `step ${whole(x)}` };
+}
+/* Round numbers in the axis' own unit, about `count` of them up to `share` of its end, where its title stands. */
+export function roundTicks({ size, end }, { count = 8, share = 1, whole = false } = {}) {
+  const length = end / size;
+  const power = 10 ** Math.floor(Math.log10(length / count));
+  const apart = Math.max(
+    whole ? 1 : 0,
+    [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= count),
+  );
+  const vals = Array.from({ length: Math.floor((share * length) / apart) + 1 }, (_, i) => i * apart);
+  return {
+    tickmode: "array",
+    tickvals: vals.map((v) => v * size),
+    ticktext: vals.map((v) => plain(Number(v.toPrecision(6)))),
+  };
 }
 /* The longest of several columns: those of devices that a run no longer uses end earlier. */
 export function furthest(columns) {

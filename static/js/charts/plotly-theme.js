@@ -164,34 +164,41 @@ function onChange(redraw) {
   new MutationObserver(redraw).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
 }
 
-/* Link charts: one cursor, one zoom. `read(x)` is called on every move and with null on leave. */
-function link(plots, read) {
+/* Charts with one cursor and one zoom, which come and go.
+     const linked = T.linked(read, zoomed);  linked.add(plot);  linked.remove(plot);  linked.mark(x)
+   `add` returns whether it is new. `read(x)` is called on every move, and with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. */
+function linked(read, zoomed) {
+  const plots = new Set();
   let busy = false;
   let at = null;
-  plots.forEach((plot) => {
-    plot.on("plotly_hover", (e) => {
-      at = e.points[0].x;
+  function point(x) {
+    at = x;
+    mark(plots, at);
+    read(at);
+  }
+  function zoom(plot, e) {
+    if (busy || !("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
+    busy = true;
+    zoomed(e);
+    const to =
+      "xaxis.autorange" in e
+        ? { "xaxis.autorange": true }
+        : { "xaxis.range": [e["xaxis.range[0]"], e["xaxis.range[1]"]] };
+    const others = [...plots].filter((other) => other !== plot);
+    Promise.all(others.map((other) => Plotly.relayout(other, to))).finally(() => {
+      busy = false;
       mark(plots, at);
-      if (read) read(at);
     });
-    plot.on("plotly_unhover", () => {
-      at = null;
-      mark(plots, null);
-      if (read) read(null);
-    });
-    plot.on("plotly_relayout", (e) => {
-      if (busy || !("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
-      busy = true;
-      const to =
-        "xaxis.autorange" in e
-          ? { "xaxis.autorange": true }
-          : { "xaxis.range": [e["xaxis.range[0]"], e["xaxis.range[1]"]] };
-      Promise.all(plots.filter((p) => p !== plot).map((p) => Plotly.relayout(p, to))).finally(() => {
-        busy = false;
-        mark(plots, at);
-      });
-    });
-  });
+  }
+  function add(plot) {
+    if (plots.has(plot)) return false;
+    plots.add(plot);
+    plot.on("plotly_hover", (e) => point(e.points[0].x));
+    plot.on("plotly_unhover", () => point(null));
+    plot.on("plotly_relayout", (e) => zoom(plot, e));
+    return true;
+  }
+  return { add, remove: (plot) => plots.delete(plot), mark: (x) => mark(plots, x) };
 }
 function mark(plots, x) {
   // an SVG line over the plot: cheaper than a relayout
@@ -237,6 +244,5 @@ export {
   idleArea,
   ema,
   onChange,
-  link,
-  mark,
+  linked,
 };

@@ -1,4 +1,4 @@
-/* The three charts of the compare page: pure functions from curves to Plotly traces and layout. */
+/* The charts of the compare page: pure functions from curves to Plotly traces and layout. */
 import { outliers, outliersNote } from "../charts/outliers.js";
 import * as T from "../charts/plotly-theme.js";
 import * as f from "../core/format.js";
@@ -70,6 +70,7 @@ function beginnings(drawn, v) {
 }
 function build(name, drawn, v) {
   const main = name === "reward";
+  const isLog = v.view.log.includes(name);
   const axes = {
     reward: { nticks: 6 },
     kl: { nticks: 5, rangemode: "tozero" },
@@ -87,11 +88,14 @@ function build(name, drawn, v) {
       uirevision: `${v.view.axis} ${v.view.zoom}`,
       title: { text: main ? v.axis.title : "" },
     },
-    yaxis: { ...axes[name], uirevision: `${v.view.axis} ${v.view.outliers} ${v.resets}` },
+    yaxis: {
+      ...(axes[name] || { nticks: 4, type: isLog ? "log" : "linear" }),
+      uirevision: `${v.view.axis} ${v.view.outliers} ${v.resets} ${isLog}`,
+    },
   };
   if (v.view.zoom) layout.xaxis.range = v.view.zoom.map((x) => x / v.axis.size);
   if (main && f.known(v.reply.target)) target(layout, drawn, v);
-  if (v.view.outliers) middle(layout, name, drawn, v);
+  if (v.view.outliers && !isLog) middle(layout, name, drawn, v);
   return { data: traces(name, drawn, v), layout: T.layout(layout) };
 }
 /* A line at the target, and a drop line from each curve to the axis where it reaches the target. */

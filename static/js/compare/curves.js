@@ -29,6 +29,8 @@ function bubbleOf(series) {
   return { x: base.x, step: base.step, y: base.step.map(mean) };
 }
 const PICK = { reward: (s) => placed(s[REWARD]), kl: (s) => placed(s[KL]), bubble: bubbleOf };
+/* A chart that is none of these is named by its metric. */
+const columnOf = (name, series) => (PICK[name] ? PICK[name](series) : placed(series[name]));
 
 /* An exponential moving average whose memory is a length on the axis, not a number of points: a value `memory` back has the
    weight e⁻¹. So a curve looks the same from 300 buckets and from 10,000 points. Starts at the first value; gaps stay gaps. */
@@ -119,7 +121,7 @@ function furthest(reply) {
 function curves(name, reply, listed, view, size) {
   const runs = new Map();
   reply.runs.forEach((run) => {
-    const column = PICK[name](reply.series[run.id] || {});
+    const column = columnOf(name, reply.series[run.id] || {});
     const x = column.x.map((place) => place / size);
     const memory = (view.smooth / 100) * (x.length ? x[x.length - 1] - x[0] : 0); // of its own length: a short run keeps its shape
     const counted = name === "reward" && view.counted && (reply.counted || {})[run.id];

@@ -5,6 +5,7 @@ import * as T from "../charts/plotly-theme.js";
 import { NAMES, build, outline } from "./charts.js";
 import { KEYS, MANY, curves, entries, furthest } from "./curves.js";
 import * as Download from "./download.js";
+import { moreCharts } from "./more-charts.js";
 import * as Parallel from "./parallel.js";
 import * as Tables from "./tables.js";
 import * as View from "./view.js";
@@ -18,7 +19,8 @@ const LIVE_MS = 4000;
 const MANY_RUNS = 10;
 const FEWER_POINTS = 300;
 const $ = (id) => document.getElementById(id);
-const plot = (name) => $(`plot-${name}`);
+const plot = (name) => (NAMES.includes(name) ? $(`plot-${name}`) : more.plot(name));
+const names = () => [...NAMES, ...view.charts];
 const BUT_SEED = "-seed";
 let view = View.read(location.search);
 let reply = null;
@@ -26,10 +28,20 @@ let v = null;
 let newest = 0;
 let timer = 0;
 let since = new Date();
-let linked = false;
+let linked = null;
 let cursor = null;
 let resets = 0;
 const colours = new Map();
+const more = moreCharts({
+  view: () => view,
+  metrics: () => [...new Set((reply ? reply.runs : []).flatMap((run) => Object.keys(run.latest || {})))].sort(),
+  choose: (...change) => choose(...change),
+  leave(gone) {
+    if (linked) linked.remove(gone);
+    Plotly.purge(gone);
+  },
+  axisTitle: () => v.axis.title,
+});
 
 /* A run keeps its own colour unless another visible run has it; then it gets the lowest free one of eight. */
 function giveColours() {
@@ -60,7 +72,7 @@ async function load() {
     $("result").hidden = true;
     return;
   }
-  const query = { runs: view.ids.join(","), keys: KEYS.join(","), x: view.axis };
+  const query = { runs: view.ids.join(","), keys: [...KEYS, ...view.charts].join(","), x: view.axis };
   if (view.ids.length > MANY_RUNS) query.max_points = FEWER_POINTS;
   if (view.target !== null) query.target = view.target;
   if (view.group) query.group = view.group;
@@ -179,12 +191,13 @@ function draw() {
   const listed = entries(reply, colours);
   const axis = axisOf(view.axis, furthest(reply));
   v = { view, resets, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
-  NAMES.forEach((name) => {
+  more.show();
+  names().forEach((name) => {
     v.drawn[name] = curves(name, reply, listed, view, axis.size);
     const made = build(name, v.drawn[name], v);
     Plotly.react(plot(name), made.data, made.layout, { ...T.config, doubleClick: false });
   });
-  if (!linked) link();
+  link();
   choices();
   keepFocus(() => {
     Tables.runs(v, { onPick: pick });
@@ -212,7 +225,7 @@ const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again:
 /* Draw the run under the pointer or the focus on top; null: none. */
 function point(id) {
   const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
-  NAMES.forEach((name) =>
+  names().forEach((name) =>
     outline(plot(name), entry ? v.drawn[name].runs.get(id) : null, entry ? T.run(entry.colour) : ""),
   );
   Parallel.point($("parallel"), id);
@@ -222,14 +235,13 @@ function point(id) {
 }
 /* One cursor and one zoom for all charts; the slider moves the same cursor by keyboard. */
 function link() {
-  linked = true;
-  T.link(NAMES.map(plot), moved);
-  NAMES.forEach((name) => {
+  linked ||= T.linked(moved, zoomed);
+  names().forEach((name) => {
+    if (!linked.add(plot(name))) return;
     plot(name).on("plotly_hover", (e) => {
       if (v.many) point(Number(e.points[0].data.meta) || null);
     });
     plot(name).on("plotly_unhover", () => point(null));
-    plot(name).on("plotly_relayout", zoomed);
     plot(name).on("plotly_doubleclick", () => {
       resets += 1;
       choose({ zoom: null }, { again: false });
@@ -257,7 +269,7 @@ function slide() {
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
   const share = Number($("cursor").value) / 1000;
   const x = share >= 1 ? null : from + share * (to - from);
-  T.mark(NAMES.map(plot), x);
+  linked.mark(x);
   moved(x);
   $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
 }

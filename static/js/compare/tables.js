@@ -5,6 +5,7 @@ import * as f from "../core/format.js";
 
 const DASH_MARK = [null, "2", "8", "8"];
 const SHOWN = 10;
+const FIXED = 5; // columns of the values, before those of further metrics
 const $ = (id) => document.getElementById(id);
 const unit = (text) => {
   const at = text.lastIndexOf(" ");
@@ -34,6 +35,9 @@ function values(v, x) {
   };
   const shortened = v.entries.length > SHOWN ? `, the ${SHOWN} highest of ${v.entries.length}` : "";
   setText($("cursor-at"), (x === null ? "at the end of each curve" : `at ${v.axis.write(x)}`) + shortened);
+  const head = $("values-head");
+  [...head.children].slice(FIXED).forEach((node) => node.remove());
+  head.append(...v.view.charts.map((key) => el("th", { class: "num metric-name", title: key }, key)));
   $("values").replaceChildren(
     ...rows.map(({ entry, i, reward: y }) =>
       el(
@@ -48,6 +52,7 @@ function values(v, x) {
         cell(spread(reward.shown[i]) || "–", "muted hide-narrow"),
         cell(f.fixed(at(kl.shown[i]), 3)),
         cell(f.known(at(bubble.shown[i])) ? `${f.fixed(at(bubble.shown[i]), 1)} %` : "–"),
+        ...v.view.charts.map((key) => cell(f.known(at(v.drawn[key].shown[i])) ? f.figure(at(v.drawn[key].shown[i])) : "–")),
       ),
     ),
   );

@@ -1,9 +1,12 @@
 /* The choices on the compare page, and their form in the address: links and the back button work.
      ?runs=3,4,5&x=wall&target=1.2&smooth=5&group=-seed&band=se&baseline=4&highlight=5&zoom=120,480&outliers=ignore&counted=1
-   `zoom` is a range of the axis, in steps, seconds or tokens; `counted` draws the curve that decides when the target is reached. */
+     &charts=actor/entropy,critic/vf_loss&log=critic/vf_loss
+   `zoom` is a range of the axis, in steps, seconds or tokens; `counted` draws the curve that decides when the target is reached;
+   `charts` are further metrics, `log` those with a logarithmic axis. */
 const AXES = ["step", "wall", "tokens", "gpu_seconds"];
 const SMOOTH = 2;
 const MOST_SMOOTH = 20; // percent of a curve's length
+const MOST_CHARTS = 24;
 const whole = (text) => (/^[1-9]\d{0,15}$/.test(text || "") ? Number(text) : null);
 const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite(Number(text)) ? text : null);
 
@@ -11,6 +14,8 @@ function range(text) {
   const ends = (text || "").split(",").map((word) => (word.trim() === "" ? NaN : Number(word)));
   return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
 }
+
+const names = (text) => [...new Set((text || "").split(",").filter((key) => key.trim()))].slice(0, MOST_CHARTS);
 
 function read(search) {
   const params = new URLSearchParams(search);
@@ -27,6 +32,8 @@ function read(search) {
     zoom: range(params.get("zoom")),
     outliers: params.get("outliers") === "ignore",
     counted: params.get("counted") === "1",
+    charts: names(params.get("charts")),
+    log: names(params.get("log")),
   };
 }
 function write(view) {
@@ -45,7 +52,9 @@ function write(view) {
   put("zoom", view.zoom && view.zoom.map((x) => Number(x.toPrecision(6))).join(","));
   put("outliers", view.outliers ? "ignore" : "");
   put("counted", view.counted ? "1" : "");
-  return `?${query}`.replace(/%2C/g, ",");
+  put("charts", view.charts.join(","));
+  put("log", view.log.filter((key) => view.charts.includes(key)).join(","));
+  return `?${query}`.replace(/%2C/g, ",").replace(/%2F/g, "/");
 }
 /* Removed runs are neither the baseline nor highlighted. */
 function without(view, id) {
@@ -57,4 +66,4 @@ function without(view, id) {
     picked: remaining(view.picked),
   };
 }
-export { read, write, without };
+export { MOST_CHARTS, read, write, without };

@@ -47,4 +47,22 @@ document
 document
   .querySelectorAll("select[data-submits]")
   .forEach((s) => s.addEventListener("change", () => s.form.requestSubmit()));
+/* Menus close on Escape, on a press elsewhere, and when one of their buttons was used. */
+document.addEventListener("keydown", (e) => {
+  const menu = e.key === "Escape" && e.target.closest("details.menu[open]");
+  if (!menu) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+  e.stopPropagation();
+});
+document.addEventListener("pointerdown", (e) => {
+  if (e.target.closest("dialog, .toasts")) return;
+  document.querySelectorAll("details.menu[open]").forEach((menu) => {
+    if (!menu.contains(e.target)) menu.open = false;
+  });
+});
+document.addEventListener("click", (e) => {
+  const menu = e.target.closest(".menu-end .menu-body button") && e.target.closest("details.menu");
+  if (menu) menu.open = false;
+});
 times(document);

@@ -1,10 +1,10 @@
 /* The run that a page shows: its summary, which the live connection renews, and its spec.
-     run.follow(callback)   calls back at once and with every newer summary */
+     run.follow(callback)   calls back at once and with every newer summary, until run.unfollow(callback) */
 import { readJson, runColour } from "../core/dom.js";
 import * as f from "../core/format.js";
 
 const CAUSES = ["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"];
-const followers = [];
+const followers = new Set();
 let summary = readJson("run-summary");
 
 /* All devices that the run has had; figures of those that it no longer holds are null. */
@@ -21,7 +21,7 @@ function take(next) {
   followers.forEach((callback) => callback(summary));
 }
 function follow(callback) {
-  followers.push(callback);
+  followers.add(callback);
   callback(summary);
 }
 /* Returns a predicate: whether the run has resumed since the previous summary, in a newer attempt or (older versions) from a
@@ -43,6 +43,7 @@ export const run = {
   devicesNow,
   take,
   follow,
+  unfollow: (callback) => followers.delete(callback),
   resumeDetector,
   get summary() {
     return summary;

@@ -321,7 +321,6 @@ function powers(y) {
   return { type: "log", tickvals: ticks, range: [Math.log10(ticks[0] * 0.8), Math.log10(last(ticks) * 1.2)] };
 }
 const share = { axis: { rangemode: "tozero", tickformat: ".2f" }, digits: 3, raw: false };
-const LINKED = ["reward", "kl", "length", "bubble"];
 const CHARTS = {
   reward,
   kl,
@@ -341,4 +340,4 @@ const CHARTS = {
     raw: true,
   }),
 };
-export { KEYS, LINKED, CHARTS };
+export { KEYS, CHARTS };

@@ -41,5 +41,7 @@ const view = {
   weight: stored(),
   axis,
   outliers: ignored(),
+  zoomed: null, // range of the axis, [from, to]
+  resets: 0, // of the zoom
 };
 export { series, firstLoad, axis, view, endOf };

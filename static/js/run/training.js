@@ -1,5 +1,5 @@
-/* Training tab: fetches new points, draws the visible charts, links cursor and zoom of the first four. */
-import { axisOf as unitOf, keepAxis } from "../charts/axes.js";
+/* Training tab: fetches new points, draws the visible charts; all of them have one cursor and one zoom. */
+import { axisOf as unitOf, keepAxis, roundTicks } from "../charts/axes.js";
 import { outliers, outliersNote } from "../charts/outliers.js";
 import { Plotly } from "../charts/plotly.js";
 import * as T from "../charts/plotly-theme.js";
@@ -8,10 +8,10 @@ import * as api from "../core/api.js";
 import { ApiError, tryAgain } from "../core/api.js";
 import { setText } from "../core/dom.js";
 import * as f from "../core/format.js";
-import { showAllMetrics } from "./all-metrics.js";
+import { allMetrics } from "./all-metrics.js";
 import { sampleCard } from "./sample-card.js";
 import { run } from "./store.js";
-import { CHARTS, LINKED } from "./training-charts.js";
+import { CHARTS } from "./training-charts.js";
 import { axis as begun, endOf, firstLoad, series, view } from "./training-view.js";
 
 const $ = (id) => document.getElementById(id);
@@ -22,14 +22,13 @@ const drawn = {};
 const hasResumed = run.resumeDetector();
 let loaded = false;
 let painted = false;
-let linked = false;
 let busy = false;
 let again = false;
 let decisionsAt = -1;
-let zoomed = null;
-let resets = 0;
 let end = 0;
 let due = false;
+const linked = T.linked(read, onZoom);
+const metrics = allMetrics(view, linked);
 
 function axisOf(column) {
   const top = column.x[column.x.length - 1] || 0;
@@ -50,8 +49,8 @@ function layoutOf(name, made, axis) {
   const base = {
     margin: marginOf(name, made, axis),
     hovermode: made.hover || "x",
-    xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) },
-    uirevision: `${view.axis} ${resets}`,
+    xaxis: { range: view.zoomed || [0, axis.end], ...ticks(axis) },
+    uirevision: `${view.axis} ${view.resets}`,
   };
   end = axis.end;
   if (!made.column.x.length) return emptyLayout(base);
@@ -60,7 +59,7 @@ function layoutOf(name, made, axis) {
     view.outliers && made.odd
       ? outliers(made.odd, { tozero: layout.yaxis.rangemode === "tozero", keep: made.keep })
       : null;
-  layout.yaxis.uirevision = `${view.axis} ${view.outliers} ${resets}`;
+  layout.yaxis.uirevision = `${view.axis} ${view.outliers} ${view.resets}`;
   if (odd) layout.yaxis.range = odd.range;
   const note = (text, more) => ({
     xref: "paper",
@@ -103,33 +102,19 @@ function emptyLayout(base) {
     ],
   });
 }
-/* Round numbers in the axis' own unit; none at the right end, where the unit is shown. Plotly's own ticks once the user zooms. */
-function ticks({ size, end }) {
-  const length = end / size;
-  const power = 10 ** Math.floor(Math.log10(length / 8));
-  const apart = Math.max(
-    view.axis === "step" ? 1 : 0,
-    [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 8),
-  );
-  const vals = Array.from(
-    { length: Math.floor(((view.axis === "step" ? 0.93 : 0.78) * length) / apart) + 1 },
-    (_, i) => i * apart,
-  );
-  return zoomed
-    ? { nticks: 8 }
-    : {
-        tickmode: "array",
-        tickvals: vals.map((v) => v * size),
-        ticktext: vals.map((v) => f.plain(Number(v.toPrecision(6)))),
-      };
+/* None at the right end, where the unit is shown. Plotly's own ticks once the user zooms. */
+function ticks(axis) {
+  const steps = view.axis === "step";
+  return view.zoomed ? { nticks: 8 } : roundTicks(axis, { whole: steps, share: steps ? 0.93 : 0.78 });
 }
 function drawOne(name) {
   const made = CHARTS[name](view);
   const plot = $(`plot-${name}`);
   drawn[name] = made;
-  return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() =>
-    removePreview(plot),
-  );
+  return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() => {
+    removePreview(plot);
+    linked.add(plot);
+  });
 }
 async function draw() {
   view.summary = run.summary;
@@ -138,17 +123,7 @@ async function draw() {
     if (!painted) await new Promise((done) => setTimeout(done)); // the first chart is painted before the next is drawn
     painted = true;
   }
-  link();
-}
-function link() {
   read(null);
-  if (linked || !LINKED.every((name) => name in drawn)) return;
-  linked = true;
-  T.link(
-    LINKED.map((name) => $(`plot-${name}`)),
-    read,
-  );
-  LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
 }
 /* The zoom is stored here, because Plotly drops it at the next redraw unless the user zoomed that chart. */
 function onZoom(e) {
@@ -156,17 +131,20 @@ function onZoom(e) {
   const whole =
     "xaxis.autorange" in e ||
     (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
+  const { zoomed } = view;
   if (whole ? zoomed === null : zoomed && zoomed[0] === e["xaxis.range[0]"] && zoomed[1] === e["xaxis.range[1]"])
     return;
-  zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
-  if (whole) resets += 1; // otherwise the axis would no longer grow with the run
+  view.zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
+  if (whole) view.resets += 1; // otherwise the axis would no longer grow with the run
   requestAnimationFrame(draw);
-  series.zoom(zoomed).then((changed) => {
+  metrics.redraw();
+  series.zoom(view.zoomed).then((changed) => {
     if (changed) draw();
   }, stale);
 }
 function read(x) {
-  // the header of the card shows the value under the cursor, or the newest
+  // the header of a card shows the value under the cursor, or the newest
+  metrics.read(x);
   Object.entries(drawn).forEach(([name, made]) => {
     if (!made.say || !$(`at-${name}`)) return;
     const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
@@ -231,13 +209,13 @@ const seen = new IntersectionObserver(
       const name = e.target.id.replace("plot-", "");
       if (!e.isIntersecting) return inView.delete(name);
       inView.add(name);
-      if (loaded) drawOne(name).then(link); // before the first response there is nothing to draw
+      if (loaded) drawOne(name).then(() => read(null)); // before the first response there is nothing to draw
     });
   },
   { rootMargin: "200px" },
 );
 
-document.querySelectorAll(".plot").forEach((plot) => seen.observe(plot));
+document.querySelectorAll(".plot[id]").forEach((plot) => seen.observe(plot));
 slider.value = view.weight;
 setText($("smoothing-value"), view.weight.toFixed(2));
 slider.addEventListener("input", () => {
@@ -249,15 +227,17 @@ slider.addEventListener("input", () => {
     /* storage may be refused */
   }
   draw();
+  metrics.redraw();
 });
 document.querySelectorAll("[data-axis]").forEach((button) =>
   button.addEventListener("click", () => {
     view.axis = button.dataset.axis;
-    zoomed = null;
+    view.zoomed = null;
     document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
     series.setAxis(view.axis);
     keepAxis(view.axis, "step");
     refresh();
+    metrics.load();
   }),
 );
 document
@@ -273,6 +253,8 @@ $("outliers").addEventListener("change", (e) => {
   }
   draw();
 });
-T.onChange(draw);
+T.onChange(() => {
+  draw();
+  metrics.redraw();
+});
 run.follow(refresh);
-showAllMetrics(view);

@@ -99,13 +99,3 @@ input.addEventListener("keydown", (e) => {
     carryOut();
   }
 });
-menu.addEventListener("keydown", (e) => {
-  if (e.key === "Escape" && menu.open) {
-    menu.open = false;
-    menu.querySelector("summary").focus();
-    e.stopPropagation();
-  }
-});
-document.addEventListener("pointerdown", (e) => {
-  if (!menu.contains(e.target) && !e.target.closest("dialog, .toasts")) menu.open = false;
-});

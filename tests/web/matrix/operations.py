@@ -5,6 +5,7 @@ from tests.web.matrix.rows import MAINTAINER, MEMBER, OWNER, Row, delete, get, p
 
 SPEC = {"spec": tiny_spec(steps=20)}
 VIEW = {"name": "best", "query": {"q": "state:running", "sort": "-reward"}}
+CHARTS = {"charts": [{"keys": ["actor/entropy"], "log": True}]}
 HOOK = {"url": "https://example.org/hook", "conditions": ["failed"]}
 CHANGED_HOOK = {"on": False, "conditions": ["failed", "finished"]}
 TOKEN = {"name": "nightly", "scope": "submit", "days": 30, "service": True}
@@ -69,6 +70,10 @@ OPERATIONS: dict[str, Row] = {
     "set_default_view": post("views/default", {"view": None}),
     "delete_view": post("views/{view}/delete", least=MAINTAINER),
     "restore_view": post("views/{gone_view}/restore", least=MAINTAINER),
+    "show_charts": get("projects/{project}/charts"),
+    "save_charts": post("projects/{project}/charts", CHARTS),
+    "share_charts": post("projects/{project}/charts/share", CHARTS, MEMBER),
+    "reset_charts": post("projects/{project}/charts/reset"),
     "show_queue": get("queue"),
     "show_cluster": get("cluster"),
     "list_quotas": get("quotas"),

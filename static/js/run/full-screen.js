@@ -1,0 +1,63 @@
+/* One chart in a dialog of the window's size, in finer resolution; the arrow keys go to the previous and next one. */
+import { tryAgain, ApiError } from "../core/api.js";
+import { el } from "../core/dom.js";
+import { metricColumns } from "./metric-columns.js";
+import { metricPanel } from "./metric-panel.js";
+import { run } from "./store.js";
+
+const POINTS = 2000;
+
+export function fullScreen(charts, first, view) {
+  const columns = metricColumns({ ...view, zoomed: null }, POINTS);
+  const place = el("div", { class: "grow" });
+  let at = first;
+  let panel = null;
+
+  async function show(i) {
+    at = (i + charts.length) % charts.length;
+    if (panel) panel.purge();
+    panel = metricPanel(charts[at], { view: { ...view, zoomed: null }, columns, large: true });
+    place.replaceChildren(panel.node);
+    await refresh();
+  }
+  async function refresh() {
+    const shown = panel;
+    try {
+      while ((await columns.load(shown.chart.keys)).length);
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
+      tryAgain(e, refresh);
+      return;
+    }
+    if (shown === panel && box.open) await panel.draw();
+  }
+  const button = (label, sign, by) =>
+    el("button", { class: "btn btn-icon", type: "button", "aria-label": label, onclick: () => show(at + by) }, sign);
+  const box = el(
+    "dialog",
+    { class: "full", "aria-label": "Chart in full screen" },
+    place,
+    el(
+      "div",
+      { class: "row" },
+      charts.length > 1 ? button("Previous chart", "←", -1) : null,
+      charts.length > 1 ? button("Next chart", "→", 1) : null,
+      el("button", { class: "btn push", type: "button", onclick: () => box.close() }, "Close"),
+    ),
+  );
+  box.addEventListener("keydown", (e) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
+    if (by) show(at + by);
+  });
+  const follow = () => refresh();
+  box.addEventListener("close", () => {
+    run.unfollow(follow);
+    panel.purge();
+    box.remove();
+  });
+  document.body.append(box);
+  box.showModal();
+  box.querySelector(".push").focus();
+  show(first);
+  run.follow(follow);
+}

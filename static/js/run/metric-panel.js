@@ -1,0 +1,109 @@
+/* A card with the chart of one metric, or of several.
+     const panel = metricPanel({ title, keys, log }, { view, columns, menu, points })
+     panel.draw();  panel.read(x);  panel.purge();  panel.node, panel.plot */
+import { axisOf, roundTicks } from "../charts/axes.js";
+import { Plotly } from "../charts/plotly.js";
+import * as T from "../charts/plotly-theme.js";
+import { el, icon, setText } from "../core/dom.js";
+import * as f from "../core/format.js";
+
+export const titleOf = (chart) => chart.title || chart.keys.join(", ");
+
+export function metricPanel(chart, { view, columns, menu = null, large = false }) {
+  const title = titleOf(chart);
+  const several = chart.keys.length > 1;
+  const plot = el("div", { class: `plot ${large ? "plot-full" : "plot-s"}`, "data-key": chart.keys.join(",") });
+  const at = el("b");
+  const legend = el("ul", { class: "legend" });
+  const node = el(
+    "section",
+    { class: "card metric", "data-name": title },
+    el(
+      "div",
+      { class: "card-head" },
+      el("h3", { class: "metric-name", title }, title),
+      several ? null : el("span", { class: "reading" }, at),
+      menu ? menuButton(title, menu) : null,
+    ),
+    several ? legend : null,
+    plot,
+  );
+  const colourOf = (i) => T.run(several ? i + 1 : view.colour);
+  const rows = () => chart.keys.map((key) => columns.get(key)).map((column) => column || { step: [], x: [], y: [] });
+  const endOf = () => Math.max(0, ...rows().map(({ x }) => x[x.length - 1] || 0));
+
+  function traces(column, i) {
+    const color = colourOf(i);
+    const { x } = column;
+    const y = chart.log ? column.y.map((value) => (value > 0 ? value : null)) : column.y;
+    const band = column.low && !several && !chart.log ? T.band(x, column.low, column.high, color, 0.16) : [];
+    const line = { x, mode: "lines", hoverinfo: "none" };
+    return [
+      ...band,
+      { ...line, y, line: { width: 1, color: T.fade(color, view.weight ? 0.28 : 1) } },
+      { ...line, y: T.ema(y, view.weight), line: { width: 1.75, color }, visible: view.weight > 0, hoverinfo: "skip" },
+    ];
+  }
+  function layout() {
+    const steps = view.axis === "step";
+    const end = endOf();
+    const { size, title: unit } = axisOf(view.axis, end);
+    const ticks = view.zoomed
+      ? { nticks: 4 }
+      : roundTicks({ size, end: end || 1 }, { count: large ? 10 : 4, whole: steps });
+    const noValue = chart.log && !rows().some(({ y }) => y.some((value) => value > 0));
+    return T.layout({
+      margin: large ? { l: 56, r: 16, t: 8, b: 40 } : { l: 44, r: 10, t: 6, b: 20 },
+      uirevision: `${view.axis} ${view.resets} ${chart.log}`,
+      xaxis: { range: view.zoomed || [0, end || 1], title: { text: large ? unit : "" }, ...ticks },
+      yaxis: { nticks: large ? 8 : 3, type: chart.log ? "log" : "linear" },
+      annotations: noValue ? [centred("No value above 0 for a logarithmic axis")] : [],
+    });
+  }
+  async function draw() {
+    panel.drawn = true;
+    await Plotly.react(plot, rows().flatMap(traces), layout(), T.config);
+    read(null);
+  }
+  function purge() {
+    if (panel.drawn) Plotly.purge(plot);
+    panel.drawn = false;
+  }
+  /* Values at a place of the axis; at the end for null. */
+  function read(x) {
+    const values = rows().map((column) => figureAt(column, x));
+    if (!several) setText(at, values[0]);
+    else
+      legend.replaceChildren(
+        ...chart.keys.map((key, i) =>
+          el("li", { "data-run": i + 1 }, el("span", { class: "swatch-line" }), `${key} `, el("b", {}, values[i])),
+        ),
+      );
+  }
+  const panel = { chart, node, plot, draw, purge, read, drawn: false };
+  return panel;
+}
+function centred(text) {
+  const font = { size: 12, color: T.css("--text-3") };
+  return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font };
+}
+/* The value of the last row up to a place, so that a longer metric's cursor reads nothing that came later. */
+function figureAt({ x, y }, place) {
+  const last = place === null ? x.length - 1 : x.findLastIndex((other) => other <= place);
+  const i = place === null ? y.findLastIndex(f.known) : last;
+  return i < 0 ? f.NONE : f.figure(y[i]);
+}
+/* `menu()` → [[label, action], …], asked when the menu is opened. */
+function menuButton(title, menu) {
+  const body = el("div", { class: "menu-body" });
+  const fill = () =>
+    body.replaceChildren(
+      ...menu().map(([label, onclick]) => el("button", { class: "btn btn-small", type: "button", onclick }, label)),
+    );
+  return el(
+    "details",
+    { class: "menu menu-end menu-more", ontoggle: (e) => e.target.open && fill() },
+    el("summary", { class: "btn btn-quiet btn-icon btn-small", "aria-label": `Actions for ${title}` }, icon("more")),
+    body,
+  );
+}

@@ -1,0 +1,88 @@
+/* Draws the panels that are in view or close to it, and fetches what they need.
+     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel);  drawer.load();  drawer.redraw()
+   What is out of view is not kept drawn: hundreds of charts would be redrawn at every change of the window's size. */
+import * as api from "../core/api.js";
+
+export function panelDrawer(columns, linked) {
+  const byPlot = new Map();
+  const near = new Set();
+  const waiting = new Set(); // panels to draw
+  let loading = false;
+  let again = false;
+
+  const seen = new IntersectionObserver(
+    (entries) => {
+      entries.forEach((e) => {
+        const panel = byPlot.get(e.target);
+        if (panel) (e.isIntersecting ? enter : leave)(panel);
+      });
+      load();
+    },
+    { rootMargin: "400px" },
+  );
+  const isDrawable = (panel) => panel.chart.keys.every((key) => columns.get(key));
+  function enter(panel) {
+    near.add(panel);
+    if (isDrawable(panel)) waiting.add(panel);
+  }
+  function leave(panel) {
+    near.delete(panel);
+    waiting.delete(panel);
+    linked.remove(panel.plot);
+    panel.purge();
+  }
+  function watch(panel) {
+    byPlot.set(panel.plot, panel);
+    seen.observe(panel.plot);
+  }
+  function forget(panel) {
+    seen.unobserve(panel.plot);
+    byPlot.delete(panel.plot);
+    leave(panel);
+  }
+  const missing = () => [...new Set([...near].flatMap((panel) => panel.chart.keys))].filter((key) => !columns.isFresh(key));
+
+  async function load() {
+    if (loading) {
+      again = true;
+      return;
+    }
+    loading = true;
+    try {
+      drawWaiting();
+      for (let keys = missing(); keys.length; keys = missing()) {
+        const changed = new Set(await columns.load(keys));
+        near.forEach((panel) => {
+          if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) waiting.add(panel);
+        });
+        await drawWaiting();
+      }
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof api.ApiError)) throw e; // the connection's status shows it
+      api.tryAgain(e, load);
+    } finally {
+      loading = false;
+    }
+    if (again) {
+      again = false;
+      load();
+    }
+  }
+  /* One chart in each task, so that scrolling stays smooth. */
+  async function drawWaiting() {
+    while (waiting.size) {
+      const [panel] = waiting;
+      waiting.delete(panel);
+      await panel.draw();
+      if (near.has(panel)) linked.add(panel.plot);
+      else leave(panel);
+      await new Promise((done) => setTimeout(done));
+    }
+  }
+  function redraw() {
+    near.forEach((panel) => isDrawable(panel) && waiting.add(panel));
+    load();
+  }
+  const read = (x) => near.forEach((panel) => panel.drawn && panel.read(x));
+  return { watch, forget, load, redraw, read };
+}

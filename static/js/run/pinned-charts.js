@@ -1,0 +1,111 @@
+/* The pinned charts, above all metrics: one's own, or else the project's. Every change is saved at once. */
+import * as api from "../core/api.js";
+import { el, readJson, setText, toast } from "../core/dom.js";
+import { editChart } from "./chart-editor.js";
+import { metricPanel, titleOf } from "./metric-panel.js";
+
+const MOST = 60;
+const $ = (id) => document.getElementById(id);
+const grid = $("pinned-charts");
+
+/* `host`: { view, columns, drawer, keys(), openFull(charts, i) } */
+export function pinnedCharts(host) {
+  let layout = readJson("chart-layout");
+  let panels = [];
+  let dragged = null;
+  const charts = () => panels.map((panel) => panel.chart);
+  const path = `projects/${layout.project}/charts`;
+
+  const menuOf = (panel) => () => {
+    const i = panels.indexOf(panel);
+    const { chart } = panel;
+    return [
+      ["Full screen", () => host.openFull(charts(), i)],
+      [chart.log ? "Linear axis" : "Logarithmic axis", () => replace(i, { ...chart, log: !chart.log })],
+      i > 0 ? ["Move left", () => move(i, i - 1)] : null,
+      i < panels.length - 1 ? ["Move right", () => move(i, i + 1)] : null,
+      ["Edit", () => editChart(chart, host.keys(), (edited) => replace(i, edited))],
+      ["Unpin", () => unpin(i)],
+    ].filter(Boolean);
+  };
+  function show() {
+    panels.forEach(host.drawer.forget);
+    panels = layout.charts.map((chart) => {
+      const panel = metricPanel(chart, { view: host.view, columns: host.columns, menu: () => menuOf(panel)() });
+      panel.node.querySelector("h3").draggable = true;
+      return panel;
+    });
+    grid.replaceChildren(...panels.map((panel) => panel.node));
+    panels.forEach(host.drawer.watch);
+    $("pinned-none").hidden = panels.length > 0;
+    setText($("pinned-whose"), !panels.length ? "" : layout.own ? "only for you" : "for everyone in the project");
+    $("pinned-share").hidden = !(layout.own && layout.may_share);
+    $("pinned-reset").hidden = !(layout.own && layout.shared);
+  }
+  async function send(to, body) {
+    const before = layout;
+    try {
+      layout = await api.post(to, body);
+    } catch (e) {
+      layout = before;
+      toast(`Not saved: ${e.message}`);
+    }
+    show();
+  }
+  function save(list, focused = null) {
+    layout = { ...layout, charts: list, own: true };
+    show();
+    if (focused !== null) panels[focused].node.querySelector("summary").focus();
+    return send(path, { charts: list }).then(() => {
+      if (focused !== null && document.activeElement === document.body)
+        panels[focused]?.node.querySelector("summary").focus();
+    });
+  }
+  const replace = (i, chart) => save(charts().with(i, chart), i);
+  function move(from, to) {
+    const list = charts();
+    list.splice(to, 0, ...list.splice(from, 1));
+    save(list, to);
+  }
+  function unpin(i) {
+    const list = charts();
+    const [gone] = list.splice(i, 1);
+    save(list);
+    $("pinned-new").focus();
+    toast(`${titleOf(gone)} unpinned`, { label: "Undo", act: () => save(charts().toSpliced(i, 0, gone)) });
+  }
+  function pin(chart) {
+    if (panels.length >= MOST) return toast(`At most ${MOST} charts can be pinned. Unpin one first.`);
+    toast(`${titleOf(chart)} pinned`);
+    return save([...charts(), chart]);
+  }
+  const hasPinned = (key) => panels.some(({ chart }) => chart.keys.length === 1 && chart.keys[0] === key);
+
+  const panelAt = (e) => panels.findIndex(({ node }) => node.contains(e.target));
+  grid.addEventListener("dragstart", (e) => {
+    dragged = panelAt(e);
+    e.dataTransfer.effectAllowed = "move";
+    e.dataTransfer.setData("text/plain", titleOf(panels[dragged].chart));
+  });
+  grid.addEventListener("dragover", (e) => dragged !== null && e.preventDefault());
+  grid.addEventListener("drop", (e) => {
+    e.preventDefault();
+    const to = panelAt(e);
+    if (dragged !== null && to >= 0 && to !== dragged) move(dragged, to);
+  });
+  grid.addEventListener("dragend", () => {
+    dragged = null;
+  });
+  $("pinned-new").addEventListener("click", () => editChart({ title: "", keys: [], log: false }, host.keys(), pin));
+  $("pinned-share").addEventListener("click", async () => {
+    await send(`${path}/share`, { charts: charts() });
+    if (!layout.own) toast("Everyone in the project sees these charts");
+  });
+  $("pinned-reset").addEventListener("click", async () => {
+    const own = charts();
+    await send(`${path}/reset`, {});
+    toast("The project’s charts are shown", { label: "Undo", act: () => save(own) });
+  });
+  show();
+  return { pin, hasPinned };
+}
