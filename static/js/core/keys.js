@@ -48,7 +48,6 @@ document.addEventListener("keydown", (e) => {
 });
 
 function help() {
-  document.querySelector("dialog.keys")?.remove();
   const list = shortcuts.flatMap(({ shown, words }) => [
     el(
       "dt",
@@ -60,7 +59,8 @@ function help() {
   const single = el("input", { type: "checkbox", checked: !areOff(), onchange: (e) => setOff(!e.target.checked) });
   const box = el(
     "dialog",
-    { class: "keys", "aria-label": "Keyboard shortcuts" },
+    // Removed, so that its checkbox does not keep the focus, and with it the keys, until the next frame.
+    { class: "keys", "aria-label": "Keyboard shortcuts", onclose: () => box.remove() },
     el("h2", {}, "Keyboard shortcuts"),
     el("dl", {}, list),
     el("label", { class: "row" }, single, "Single keys act as shortcuts"),
