@@ -12,11 +12,14 @@ function range(text) {
   return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
 }
 
+const ids = (text) => [...new Set((text || "").split(",").map(whole).filter(Boolean))];
+const readIds = (search) => ids(new URLSearchParams(search).get("runs"));
+
 function read(search) {
   const params = new URLSearchParams(search);
   const smooth = number(params.get("smooth"));
   return {
-    ids: [...new Set((params.get("runs") || "").split(",").map(whole).filter(Boolean))],
+    ids: ids(params.get("runs")),
     axis: AXES.includes(params.get("x")) ? params.get("x") : "wall",
     target: number(params.get("target")),
     smooth: smooth === null ? SMOOTH : Math.min(MOST_SMOOTH, Math.max(0, Number(smooth))),
@@ -57,4 +60,4 @@ function without(view, id) {
     picked: remaining(view.picked),
   };
 }
-export { read, write, without };
+export { read, readIds, write, without };

@@ -146,6 +146,14 @@ function others(sample, same, { diff, onDiff, onPrompt, onOpen }) {
         { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) },
         "Show all",
       ),
+      el(
+        "a",
+        {
+          class: "btn btn-small btn-quiet",
+          href: `/runs/${run.id}/samples/side-by-side?prompt=${sample.prompt_key}${sample.held_out ? "" : "&held_out=false"}`,
+        },
+        "Side by side",
+      ),
     ),
     course(sample, same, onOpen),
     box,
