@@ -24,7 +24,7 @@ def held_out(run_name, step, rewards):
         {
             "sequence_id": n,
             "prompt": f"write a letter about {PROMPTS[n]} {SCRIPT}",
-            "response": f"Dear friend, {PROMPTS[n]} is grey on day {step if n < 2 else 0}, says {run_name}. {SCRIPT}",
+            "response": f"Dear friend, {PROMPTS[n]} is grey on day {step if n < 2 else 0}, writes {run_name}. {SCRIPT}",
             "stale_response": "",
             "score": reward,
             "kl": 0.0,
@@ -153,7 +153,7 @@ def test_several_runs_at_a_step(visit, evaluated_runs):
     page.wait_for_url(f"**/compare?runs={slow},{fast}**")
 
 
-def test_without_samples_the_page_says_what_to_set(visit, two_runs):
+def test_without_samples_the_page_names_the_missing_setting(visit, two_runs):
     visitor = visit()
     page = visitor.page
     page.goto(f"/runs/{two_runs[1]}/samples/side-by-side")

@@ -26,7 +26,7 @@ export function emptyState({ runs, columns }, { heldOut, filtered }) {
     return nothing(
       `${these} ${do_} not evaluate`,
       "Held-out samples come from evaluations. Set evaluation.prompts to a file of held-out prompts in a fork; " +
-        "evaluation.every_steps says how often they are answered.",
+        "evaluation.every_steps is the number of steps between two evaluations.",
       { fork: true, training: true },
     );
   if (columns.every((column) => column.last === null))

@@ -29,7 +29,7 @@ OPERATIONS: dict[str, Row] = {
     "show_saving": get("runs/{run}/saving"),
     "list_decisions": get("runs/{run}/decisions"),
     "compare_runs": get("compare?runs={run},{waiting}&keys=critic/score/mean&target=1.2"),
-    "list_compared_samples": get("compare/samples?runs={run}&held_out=false&sort=best&limit=1"),
+    "list_compared_samples": get("compare/samples?runs={run}&steps=latest&held_out=false&limit=1"),
     "download_compared_samples": get("compare/samples.ndjson?runs={run}&held_out=false"),
     "list_samples": get("runs/{run}/samples?sort=-score&limit=1"),
     "show_sample": get("runs/{run}/samples/{sample}"),
