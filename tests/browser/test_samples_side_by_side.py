@@ -170,6 +170,22 @@ def test_without_samples_the_page_names_the_missing_setting(visit, two_runs):
     page.wait_for_selector("#refused >> text=does not exist or belongs to a team")
 
 
+def test_newer_samples_are_loaded_on_request(visit, platform):
+    run_id = platform.submit("letters growing", steps=12)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}/samples/side-by-side?held_out=false")
+    page.wait_for_selector("#nothing >> text=No training prompt occurs twice")
+    supervisor.tell(list(story.tell(2)))
+    expect(page.locator("#prompts article")).to_have_count(2)  # nothing was shown that could move
+    expect(page.locator("#fresh")).to_be_hidden()
+    supervisor.tell(list(story.tell(4)))
+    page.click("#fresh >> text=Newer samples: reload")
+    expect(page.locator("#steps .token").last).to_have_text("step 8×")
+    expect(page.locator("#fresh")).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_side_by_side_fits_every_width_and_is_accessible(visit, evaluated_runs, scheme):
     slow, fast = evaluated_runs

@@ -1,5 +1,5 @@
 /* Compare, page "Samples": the responses of several runs to the same prompt side by side. The runs are in the address. */
-import { sideBySide } from "../samples/side-by-side.js";
+import * as SideBySide from "../samples/side-by-side.js";
 import { drawRuns, onAdd, runColours } from "./runs.js";
 import { readIds } from "./view.js";
 
@@ -8,14 +8,6 @@ const $ = (id) => document.getElementById(id);
 const ids = () => readIds(location.search);
 let runs = [];
 
-const view = sideBySide({
-  ids: () => ids().slice(0, MOST_RUNS),
-  colour: (id) => runColours(ids()).get(id),
-  onReply(reply) {
-    ({ runs } = reply);
-    draw();
-  },
-});
 function draw() {
   const all = ids();
   drawRuns(all, runColours(all), runs, (id) => choose(all.filter((other) => other !== id)));
@@ -29,11 +21,18 @@ function choose(all) {
   else params.delete("runs");
   history.pushState(null, "", `${location.pathname}?${params}`.replace(/%2C/g, ",").replace(/\?$/, ""));
   draw();
-  view.load();
+  SideBySide.load();
 }
 onAdd((id) => {
   if (!ids().includes(id)) choose([...ids(), id]);
 });
 window.addEventListener("popstate", draw);
 draw();
-view.load();
+SideBySide.start({
+  ids: () => ids().slice(0, MOST_RUNS),
+  colour: (id) => runColours(ids()).get(id),
+  onReply(reply) {
+    ({ runs } = reply);
+    draw();
+  },
+});
