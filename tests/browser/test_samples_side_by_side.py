@@ -100,6 +100,12 @@ def test_one_run_over_its_steps(visit, evaluated_runs):
     page.select_option("#add-step", "latest")
     expect(page.locator("#steps .token")).to_have_text(["step 2×", "step 4×", "step 6×", "latest step×"])
 
+
+def test_filter_download_and_links(visit, evaluated_runs):
+    page = visit().page
+    page.goto(f"/runs/{evaluated_runs[1]}/samples/side-by-side?sort=worst&steps=2,4,6")
+    prompts_shown(page, "the sea", "the storm", "the harbour")
+    card = page.locator("#prompts article").first
     page.keyboard.press("/")
     page.keyboard.type("HARBOUR")
     prompts_shown(page, "the harbour")
