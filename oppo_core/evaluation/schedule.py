@@ -159,8 +159,9 @@ def _samples(engine: Engine, answers: list[Sequence], scores: NDArray[np.float64
         rows.append(
             {
                 **engine.sampled_prompt(sequence), "sequence_id": sequence.sequence_id,
-                "response": engine.codec.decode(sequence.response), "stale_response": "", "score": score,
-                "kl": 0.0, "length": sequence.length, "age": 0, "versions": (version, version), "held_out": True,
+                "response": engine.codec.decode(sequence.response), "stale_response": "",
+                "ending": sequence.ending, "score": score, "kl": 0.0, "length": sequence.length, "age": 0,
+                "versions": (version, version), "held_out": True,
             }
         )  # fmt: skip
     step_report.write_samples(engine, rows)

@@ -10,6 +10,7 @@ from oppo_client.comparison import Comparison
 from oppo_client.config import load_config
 from oppo_client.messages import delete, get, post
 from oppo_client.pagination import fetch_all, iter_pages
+from oppo_client.records import Sample, check_filters, parse_sample
 from oppo_client.retry import Retries
 from oppo_client.run import Run
 from oppo_client.run_base import REWARD, RunBase
@@ -17,7 +18,11 @@ from oppo_client.series import AXES, check_axis
 from oppo_client.spec_source import Changes, Source, fetch_created_run, submit_body
 from oppo_client.tables import Table, to_frame
 from oppo_client.transport import Session
-from oppo_client.validation import COMPARISON, ME, QUEUED, RUN, VALIDATION
+from oppo_client.validation import COMPARED_PROMPT, COMPARISON, ME, QUEUED, RUN, VALIDATION
+
+COMPARED_SAMPLE_FILTERS = frozenset(
+    ["held_out", "sort", "min_score", "max_score", "min_length", "max_length", "ending", "prompt", "q", "excerpt"]
+)
 
 
 class Client:
@@ -159,6 +164,23 @@ class Client:
             max_points=max_points,
         )
         return Comparison(self._session.json(request, COMPARISON), x)
+
+    def compare_samples(
+        self, runs: Iterable[RunBase | int], steps: Iterable[int | str] = (), **filters: Any
+    ) -> Iterator[list[Sample | None]]:
+        """Responses to the same prompt side by side: for each prompt its sample in every column, a step of a run, or None.
+
+        Args:
+            runs: at most 12. `sample.raw["run"]` is the run of a sample.
+            steps: numbers, `"latest"` and `"common"`; by default first to latest of one run, the latest common step of several.
+            filters: `held_out=False` (training prompts), `sort="worst"`, `max_score=…`, `ending=…`, `q="sea"`, …
+
+        Raises `TypeError` for an unknown filter.
+        """
+        check_filters("compare_samples", filters, COMPARED_SAMPLE_FILTERS)
+        chosen = {"runs": [_run_id(run) for run in runs], "steps": list(steps) or None}
+        pages = iter_pages(self._session, "compare/samples", {**chosen, **filters}, COMPARED_PROMPT)
+        return ([None if row is None else parse_sample(row) for row in prompt["samples"]] for prompt in pages)
 
     def close(self) -> None:
         """Close the connections; `with Client() as c:` calls it."""

@@ -81,6 +81,13 @@ class Sample:
         return "".join(f"{opening}<small>{role}</small><br><b>{content}</b></div>" for role, content in turns)
 
 
+def check_filters(method: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raises `TypeError` for a filter of samples that the method does not have."""
+    if unknown := given.keys() - known:
+        names, filters = (", ".join(sorted(names)) for names in (unknown, known))
+        raise TypeError(f"{method}() has no filter {names}; filters are {filters}")
+
+
 def parse_log_line(row: Mapping[str, Any]) -> LogLine:
     """A line of `GET runs/{id}/logs`."""
     time = datetime.fromisoformat(row["time"])
@@ -88,7 +95,7 @@ def parse_log_line(row: Mapping[str, Any]) -> LogLine:
 
 
 def parse_sample(row: Mapping[str, Any]) -> Sample:
-    """An item of `GET runs/{id}/samples`."""
+    """An item of `GET runs/{id}/samples`, or of a prompt of `GET compare/samples`."""
     first, last = row["versions"]
     return Sample(
         id=row["id"],

@@ -15,7 +15,7 @@ from oppo_client.messages import Request, delete, get, post
 from oppo_client.pagination import fetch_all, iter_log, iter_pages
 from oppo_client.plots import plot_metrics
 from oppo_client.progress import create_view
-from oppo_client.records import LogLine, Sample, parse_sample
+from oppo_client.records import LogLine, Sample, check_filters, parse_sample
 from oppo_client.run_base import REWARD, RunBase
 from oppo_client.run_updates import iter_updates
 from oppo_client.series import fetch_metrics
@@ -26,7 +26,7 @@ from oppo_client.transport import Session
 from oppo_client.validation import CHECKPOINT, FIGURE, RUN, SAMPLE, TIMELINE
 
 SAMPLE_FILTERS = frozenset(
-    [f"{end}_{name}" for end in ("min", "max") for name in ("score", "age")]
+    [f"{end}_{name}" for end in ("min", "max") for name in ("score", "length", "age")]
     + ["step", "from_step", "to_step", "ending", "held_out", "prompt", "q", "sort", "excerpt"]
 )
 LOG_STREAMS = ("stdout", "stderr", "supervisor", "platform")
@@ -177,10 +177,7 @@ class Run(RunBase):
 
     def samples(self, **filters: Any) -> Iterator[Sample]:
         """Recorded responses, newest step first: `step=100`, `min_score=…`, `q="sea"`, `sort="-score"`, … Raises `TypeError`."""
-        unknown = set(filters) - SAMPLE_FILTERS
-        if unknown:
-            names, known = (", ".join(sorted(filters)) for filters in (unknown, SAMPLE_FILTERS))
-            raise TypeError(f"samples() has no filter {names}; filters are {known}")
+        check_filters("samples", filters, SAMPLE_FILTERS)
         return map(parse_sample, iter_pages(self._session, f"runs/{self.id}/samples", filters, SAMPLE))
 
     def logs(self, *, follow: bool = False, tail: int | None = 1000, stream: str | None = None, q: str = "") -> Iterator[LogLine]:

@@ -31,6 +31,7 @@ SAMPLE: Shape = {
     "id": int, "step": int, "prompt": str, "response": str, "score": NUMBER | None, "kl": NUMBER | None, "length": int,
     "age": int, "versions": [int], "prompt_key": str,
 }  # fmt: skip
+COMPARED_PROMPT: Shape = {"prompt_key": str, "change": NUMBER | None, "samples": list}
 CHECKPOINT: Shape = {
     "id": int, "step": int, "name": str, "bytes": int, "files": str, "manifest_sha256": str, "registered_at": datetime,
 }  # fmt: skip

@@ -91,6 +91,22 @@ def test_answers_page_by_page(trained, monkeypatch):
         list(trained[1].samples(sort="beauty"))
 
 
+def test_samples_side_by_side(client, trained, monkeypatch):
+    from oppo_client import pagination
+
+    monkeypatch.setattr(pagination, "PAGE", 1)
+    prompts = list(client.compare_samples(trained, held_out=False, sort="prompt"))
+    assert [[sample.raw["run"] for sample in samples] for samples in prompts] == [[run.id for run in trained]] * 2
+    assert {len({sample.prompt for sample in samples}) for samples in prompts} == {1}
+    assert {sample.step for samples in prompts for sample in samples} == {59, 60}
+    (harbour,) = client.compare_samples([trained[1].id], [10, 20, "latest"], held_out=False, q="harbour")
+    assert [sample.step for sample in harbour] == [10, 20, 60]
+    assert list(client.compare_samples(trained, steps=["latest"])) == [], "nothing is held out"
+    assert len(list(trained[1].samples(min_length=1, max_length=512))) == 60
+    with pytest.raises(TypeError, match="min_length"):
+        client.compare_samples(trained, min_age=3)
+
+
 def test_the_log_backwards_and_whole(trained, monkeypatch):
     from oppo_client import pagination
 

@@ -48,6 +48,8 @@ class SampleQuery(Schema):
     to_step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step and earlier ones.")
     min_score: FiniteFloat | None = Field(None, description="The lowest reward.")
     max_score: FiniteFloat | None = Field(None, description="The highest reward.")
+    min_length: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The fewest response tokens.")
+    max_length: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The most response tokens.")
     min_age: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The fewest PPO steps for which it was deferred.")
     max_age: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The most PPO steps for which it was deferred.")
     ending: Ending | None = Field(None, description="Only answers with this ending.")
@@ -66,6 +68,8 @@ class SampleQuery(Schema):
             to_step=self.to_step if self.step is None else self.step,
             min_score=self.min_score,
             max_score=self.max_score,
+            min_length=self.min_length,
+            max_length=self.max_length,
             min_age=self.min_age,
             max_age=self.max_age,
             ending=self.ending,

@@ -28,6 +28,7 @@ from oppo_platform.api import (
     logs,
     metrics,
     run_lists,
+    sample_comparison,
     samples,
     saved_views,
     sharing,
@@ -65,6 +66,7 @@ from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
 from oppo_platform.storage.trash import DeletionRefused
+from oppo_platform.telemetry.sample_columns import TooManyColumns
 from oppo_platform.usecases.check_spec import check_spec, chosen_values
 
 api = DescribedAPI(
@@ -76,6 +78,7 @@ for part in (
     metrics,
     run_lists,
     samples,
+    sample_comparison,
     timelines,
     logs,
     checkpoints,
@@ -93,6 +96,7 @@ for part in (
 for refusal in (lifecycle.NotPossible, DeletionRefused):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
 api.add_exception_handler(BadCursor, lambda request, error: problem(422, "`cursor` must be the `next` of a page of this list."))
+api.add_exception_handler(TooManyColumns, lambda request, error: problem(422, sample_comparison.TOO_MANY))
 api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
 
 

@@ -83,6 +83,12 @@ def samples(request: HttpRequest, run_id: int) -> HttpResponse:
 
 
 @require_GET
+def samples_side_by_side(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Recorded answers to the same prompt, a column for each step."""
+    return _page(request, _run(request, run_id), "run-samples", "run/side_by_side.html")
+
+
+@require_GET
 def logs(request: HttpRequest, run_id: int) -> HttpResponse:
     """Output of the engine and its supervisor."""
     return _page(request, _run(request, run_id), "run-logs", "run/logs.html")

@@ -253,8 +253,18 @@ def _forked(request: HttpRequest) -> Run | None:
 @require_GET
 def compare(request: HttpRequest) -> HttpResponse:
     """Compare runs; the page's script reads `?runs=` from the address."""
+    return render(request, "compare.html", _compare_context(request))
+
+
+@require_GET
+def compare_samples(request: HttpRequest) -> HttpResponse:
+    """Samples of several runs side by side; the page's script reads `?runs=` from the address, too."""
+    return render(request, "compare/samples.html", _compare_context(request))
+
+
+def _compare_context(request: HttpRequest) -> dict[str, Any]:
     choices = list_runs(request.user, team_id=_team_id(request), limit=COMPARABLE_RUNS)["items"]
-    return render(request, "compare.html", {"section": "compare", "choices": choices})
+    return {"section": "compare", "choices": choices}
 
 
 def _number(request: HttpRequest, name: str) -> int | None:

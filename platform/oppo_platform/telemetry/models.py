@@ -140,6 +140,8 @@ class SampleRow(models.Model):
     age = derived_number("age")
     version = derived_number("versions", 0)
     ending = derived(json_text("ending"), models.TextField(null=True))
+    # Of a held-out prompt its index, which orders prompts as their file does.
+    sequence_id = derived_number("sequence_id")
     held_out = derived(
         Cast(Coalesce(json_text("held_out"), Value("false"), output_field=models.TextField()), models.BooleanField()),
         models.BooleanField(),
@@ -152,6 +154,12 @@ class SampleRow(models.Model):
         indexes = [
             models.Index(fields=["attempt", "step"], name="sample_by_step"),
             models.Index(fields=["attempt", "prompt_key", "step"], name="sample_by_prompt"),
+            # Has everything by which prompts are compared (`sample_comparison`), so that no texts are read for their order.
+            models.Index(
+                fields=["attempt", "held_out", "step"],
+                include=["id", "prompt_key", "score", "length", "ending", "sequence_id"],
+                name="sample_by_split",
+            ),
         ]
 
 

@@ -33,6 +33,8 @@ class SampleFilter:
     to_step: int | None = None
     min_score: float | None = None
     max_score: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
     min_age: int | None = None
     max_age: int | None = None
     ending: Ending | None = None
@@ -66,12 +68,13 @@ def samples(
     if cursor:
         rows = rows.filter(_beyond(cursor, by, descending))
     sign = "-" if descending else ""
-    page = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
-    last = page[limit - 1] if len(page) > limit else None
-    items = [_as_item(row) for row in page[:limit]]
+    # Places first, which the index `sample_by_split` has for most columns: sorting whole rows would read all their texts.
+    page = list(rows.order_by(f"{sign}place", f"{sign}id").values_list("place", "pk")[: limit + 1])
+    found = SampleRow.objects.defer("searched").in_bulk([pk for _, pk in page[:limit]])
+    items = [as_item(found[pk]) for _, pk in page[:limit] if pk in found]
     if excerpt:
-        items = [_cut(item, excerpt, search_terms(filters.words)) for item in items]
-    return {"items": items, "next": write_cursor(last.place, last.pk) if last else None}
+        items = [cut_texts(item, excerpt, search_terms(filters.words)) for item in items]
+    return {"items": items, "next": write_cursor(*page[limit - 1]) if len(page) > limit else None}
 
 
 def sample(run: Run, sample_id: int) -> dict[str, Any]:
@@ -84,15 +87,16 @@ def sample(run: Run, sample_id: int) -> dict[str, Any]:
     figures = same.values("id", "step", "score", "kl", "length", "age", "held_out")
     counts = ("length", "age")  # stored as floating-point numbers
     same_prompt = [other | {name: None if other[name] is None else int(other[name]) for name in counts} for other in figures]
-    return {**_as_item(row), "same_prompt": same_prompt[::-1]}
+    return {**as_item(row), "same_prompt": same_prompt[::-1]}
 
 
-def _as_item(row: SampleRow) -> dict[str, Any]:
+def as_item(row: SampleRow) -> dict[str, Any]:
+    """The sample as the API returns it."""
     return {"id": row.pk, "step": row.step, "prompt_key": row.prompt_key, **row.data}
 
 
-def _cut(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
-    """The item with excerpts instead of its texts."""
+def cut_texts(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
+    """The item with excerpts of about `length` characters instead of its texts, from shortly before the first of the words."""
     texts = {name: _excerpt(str(item[name]), length, words) for name in ("prompt", "response")}
     return {name: value for name, value in item.items() if name not in ("stale_response", "messages")} | texts
 
@@ -121,6 +125,8 @@ def _matching(rows: QuerySet[SampleRow], filters: SampleFilter) -> QuerySet[Samp
         "step__lte": filters.to_step,
         "score__gte": filters.min_score,
         "score__lte": filters.max_score,
+        "length__gte": filters.min_length,
+        "length__lte": filters.max_length,
         "age__gte": filters.min_age,
         "age__lte": filters.max_age,
         "ending": filters.ending,

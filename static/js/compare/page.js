@@ -7,11 +7,12 @@ import { KEYS, MANY, curves, entries, furthest } from "./curves.js";
 import * as Download from "./download.js";
 import { moreCharts } from "./more-charts.js";
 import * as Parallel from "./parallel.js";
+import { drawRuns, onAdd, runColours } from "./runs.js";
 import * as Tables from "./tables.js";
 import * as View from "./view.js";
 import * as api from "../core/api.js";
 import { ApiError } from "../core/api.js";
-import { el, runColour, runLabel, setText } from "../core/dom.js";
+import { el, runLabel, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { showConnection } from "../core/live.js";
 
@@ -31,7 +32,7 @@ let since = new Date();
 let linked = null;
 let cursor = null;
 let resets = 0;
-const colours = new Map();
+let colours = new Map();
 const more = moreCharts({
   view: () => view,
   metrics: () => [...new Set((reply ? reply.runs : []).flatMap((run) => Object.keys(run.latest || {})))].sort(),
@@ -43,15 +44,6 @@ const more = moreCharts({
   axisTitle: () => v.axis.title,
 });
 
-/* A run keeps its own colour unless another visible run has it; then it gets the lowest free one of eight. */
-function giveColours() {
-  colours.clear();
-  view.ids.forEach((id) => {
-    const taken = new Set(colours.values());
-    const own = runColour(id);
-    colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
-  });
-}
 /* Apply a choice: to the address, as a history entry, and to the page. */
 function choose(changes, { again = true, how = "pushState" } = {}) {
   view = { ...view, ...changes };
@@ -115,30 +107,8 @@ function connection(ok) {
   if (!ok) timer = setTimeout(load, LIVE_MS);
 }
 function tokens() {
-  giveColours();
-  const name = (id) => {
-    const run = reply && reply.runs.find((r) => r.id === id);
-    const option = $("add").querySelector(`option[value="${id}"]`);
-    return run ? runLabel(run) : option ? option.dataset.label : `#${id}`;
-  };
-  $("tokens").replaceChildren(
-    ...view.ids.map((id) =>
-      el(
-        "span",
-        { class: "token", "data-run": colours.get(id) },
-        el("b", {}, name(id)),
-        el(
-          "button",
-          { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => choose(View.without(view, id)) },
-          "×",
-        ),
-      ),
-    ),
-  );
-  [...$("add").options].forEach((option) => {
-    option.disabled = view.ids.includes(Number(option.value));
-  });
-  setText($("count"), view.ids.length > 1 ? `${view.ids.length} runs` : "");
+  colours = runColours(view.ids);
+  drawRuns(view.ids, colours, reply ? reply.runs : [], (id) => choose(View.without(view, id)));
 }
 /* Update every control to the current choices, also after the back button. */
 function controls() {
@@ -274,10 +244,8 @@ function slide() {
   $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
 }
 function listen() {
-  $("add").addEventListener("change", (e) => {
-    const id = Number(e.target.value);
-    e.target.value = "";
-    if (id && !view.ids.includes(id)) choose({ ids: [...view.ids, id] });
+  onAdd((id) => {
+    if (!view.ids.includes(id)) choose({ ids: [...view.ids, id] });
   });
   document.querySelectorAll("[data-axis]").forEach((b) =>
     b.addEventListener("click", () => {

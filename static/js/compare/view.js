@@ -16,12 +16,14 @@ function range(text) {
 }
 
 const names = (text) => [...new Set((text || "").split(",").filter((key) => key.trim()))].slice(0, MOST_CHARTS);
+const ids = (text) => [...new Set((text || "").split(",").map(whole).filter(Boolean))];
+const readIds = (search) => ids(new URLSearchParams(search).get("runs"));
 
 function read(search) {
   const params = new URLSearchParams(search);
   const smooth = number(params.get("smooth"));
   return {
-    ids: [...new Set((params.get("runs") || "").split(",").map(whole).filter(Boolean))],
+    ids: ids(params.get("runs")),
     axis: AXES.includes(params.get("x")) ? params.get("x") : "wall",
     target: number(params.get("target")),
     smooth: smooth === null ? SMOOTH : Math.min(MOST_SMOOTH, Math.max(0, Number(smooth))),
@@ -66,4 +68,4 @@ function without(view, id) {
     picked: remaining(view.picked),
   };
 }
-export { MOST_CHARTS, read, write, without };
+export { MOST_CHARTS, read, readIds, write, without };

@@ -1,6 +1,7 @@
 /* A table wider than its container scrolls sideways; it is focusable then, so that the keyboard can scroll it. */
 function mark(wrap) {
-  const heading = wrap.closest("section, main").querySelector("h1, h2, h3");
+  if (!wrap.isConnected) return; // replaced since it was observed
+  const heading = wrap.closest("section, article, main").querySelector("h1, h2, h3");
   const label = `${heading ? heading.textContent.trim() : "Table"}, scrolls sideways`;
   const attributes = { tabindex: "0", role: "region", "aria-label": label };
   const wide = wrap.scrollWidth > wrap.clientWidth;

@@ -113,6 +113,8 @@ function course(sample, same, onOpen) {
     ...dots,
   );
 }
+const sideBySide = ({ prompt_key, held_out }) =>
+  `/runs/${run.id}/samples/side-by-side?prompt=${prompt_key}${held_out ? "" : "&held_out=false"}`;
 function others(sample, same, { diff, onDiff, onPrompt, onOpen }) {
   if (same.length < 2) return el("p", { class: "note" }, "No other response to this prompt is recorded.");
   const ids = same.map((s) => s.id);
@@ -146,6 +148,7 @@ function others(sample, same, { diff, onDiff, onPrompt, onOpen }) {
         { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) },
         "Show all",
       ),
+      el("a", { class: "btn btn-small btn-quiet", href: sideBySide(sample) }, "Side by side"),
     ),
     course(sample, same, onOpen),
     box,

@@ -20,6 +20,8 @@ const FIELDS = [
   "to_step",
   "min_score",
   "max_score",
+  "min_length",
+  "max_length",
   "min_age",
   "max_age",
   "ending",

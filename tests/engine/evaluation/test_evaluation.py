@@ -56,6 +56,8 @@ def test_training_is_bit_for_bit_the_same_with_and_without(world: Any, tmp_path:
     assert seen[5]["eval/score/mean"] != seen[2]["eval/score/mean"], "training should have changed the answers"
     held_out = [s for event in watched.events if event.kind == "samples" for s in event.samples if s.held_out]
     assert [s.versions for s in held_out] == [(v, v) for v in (0, 2, 4, 5) for _ in range(2)]
+    most = watched.engine.spec.rollout.max_new_tokens
+    assert all(s.ending == "eos" or (s.ending, s.length) == ("length", most) for s in held_out)
     phases = {phase for event in watched.events if event.kind == "spans" for phase in event.phase}
     assert "eval" in phases
 

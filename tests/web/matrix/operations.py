@@ -30,6 +30,8 @@ OPERATIONS: dict[str, Row] = {
     "show_saving": get("runs/{run}/saving"),
     "list_decisions": get("runs/{run}/decisions"),
     "compare_runs": get("compare?runs={run},{waiting}&keys=critic/score/mean&target=1.2"),
+    "list_compared_samples": get("compare/samples?runs={run}&steps=latest&held_out=false&limit=1"),
+    "download_compared_samples": get("compare/samples.ndjson?runs={run}&held_out=false"),
     "list_samples": get("runs/{run}/samples?sort=-score&limit=1"),
     "show_sample": get("runs/{run}/samples/{sample}"),
     "show_timeline": get("runs/{run}/timeline?from_step=1&to_step=1"),

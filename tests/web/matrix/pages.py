@@ -5,7 +5,7 @@ A new address needs a row.
 
 from tests.web.matrix.rows import ADMINISTRATOR, ANYBODY, MAINTAINER, MEMBER, OWNER, PUBLIC, Row, get, post
 
-OF_A_RUN = ["", "/timeline", "/utilization", "/samples", "/logs", "/config", "/checkpoints", "/events"]
+OF_A_RUN = ["", "/timeline", "/utilization", "/samples", "/samples/side-by-side", "/logs", "/config", "/checkpoints", "/events"]
 SEEN_BY_MEMBERS = {"/secrets": MEMBER, "/audit": OWNER}
 RULES = {
     **{f"{name}-threshold": "0.5" for name in ("reward_collapsed", "kl_above", "bubble_above")},
@@ -18,7 +18,10 @@ PAGES: list[Row] = [
     get("/", ANYBODY, status=302),
     get("/api/v1/", ANYBODY, status=404),
     get("/api/worker/v1/", ANYBODY, status=404),
-    *(get(f"/{page}", ANYBODY) for page in ("runs", "runs/new", "api", "alerts", "queue", "sharing", "compare")),
+    *(
+        get(f"/{page}", ANYBODY)
+        for page in ("runs", "runs/new", "api", "alerts", "queue", "sharing", "compare", "compare/samples")
+    ),
     get("/teams", ANYBODY, status=302),
     post("/teams/current", {"team": ""}, ANYBODY, status=302),
     post("/teams/current", {"team": "{team}"}, status=302),

@@ -37,7 +37,10 @@ def test_a_run_of_another_team_does_not_exist(world, browser):
     assert stranger.get(f"/runs/new?from={run.pk}").status_code == 404
     assert run.name not in stranger.get("/runs").content.decode()
     assert run.name not in stranger.get("/queue").content.decode()
-    assert f'value="{run.pk}"' not in stranger.get("/compare").content.decode()
+    assert stranger.get(f"/runs/{run.pk}/samples/side-by-side").status_code == 404
+    for page in ("/compare", "/compare/samples"):
+        assert f'value="{run.pk}"' in browser.get(page).content.decode()
+        assert f'value="{run.pk}"' not in stranger.get(page).content.decode()
 
 
 def test_a_run_of_several_ranks_says_whose_work_is_drawn(world, browser):

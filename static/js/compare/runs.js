@@ -1,0 +1,48 @@
+/* The compared runs on both pages of Compare: their colours, a token for each, and the links from one page to the other. */
+import { el, runColour, runLabel, setText } from "../core/dom.js";
+
+const $ = (id) => document.getElementById(id);
+
+/* Run → colour: its own unless another run has it; then the lowest free one of eight. */
+export function runColours(ids) {
+  const colours = new Map();
+  ids.forEach((id) => {
+    const taken = new Set(colours.values());
+    const own = runColour(id);
+    colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
+  });
+  return colours;
+}
+/* `runs`: those whose names are known already; the others have theirs in the list of further runs. */
+export function drawRuns(ids, colours, runs, onRemove) {
+  const name = (id) => {
+    const run = runs.find((r) => r.id === id);
+    const option = $("add").querySelector(`option[value="${id}"]`);
+    return run ? runLabel(run) : option ? option.dataset.label : `#${id}`;
+  };
+  $("tokens").replaceChildren(
+    ...ids.map((id) =>
+      el(
+        "span",
+        { class: "token", "data-run": colours.get(id) },
+        el("b", {}, name(id)),
+        el("button", { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => onRemove(id) }, "×"),
+      ),
+    ),
+  );
+  [...$("add").options].forEach((option) => {
+    option.disabled = ids.includes(Number(option.value));
+  });
+  setText($("count-runs"), ids.length > 1 ? `${ids.length} runs` : "");
+  document.querySelectorAll("[data-compare]").forEach((link) => {
+    link.href = `${link.dataset.compare}${ids.length ? `?runs=${ids.join(",")}` : ""}`;
+  });
+}
+/* Calls back with a run that was chosen from the list of further runs. */
+export function onAdd(callback) {
+  $("add").addEventListener("change", (e) => {
+    const id = Number(e.target.value);
+    e.target.value = "";
+    if (id) callback(id);
+  });
+}

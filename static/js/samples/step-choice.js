@@ -1,0 +1,66 @@
+/* The steps that stand side by side: a token for each, and a list of further ones.
+     stepChoice({ tokens, add }, onChange) → { draw(steps, reply) }
+   `steps` and what `onChange` gets: numbers, "common" and "latest" separated by commas, as in the address; empty: the usual ones. */
+import { el } from "../core/dom.js";
+import * as f from "../core/format.js";
+
+const MOST_COLUMNS = 12;
+const WORDS = { common: "latest common step", latest: "each run’s latest step" };
+
+const list = (text) => text.split(",").filter(Boolean);
+const order = (word) => (word in WORDS ? Infinity : Number(word));
+/* What the usual steps are: of one run those that the server chose. */
+function shown(steps, reply) {
+  if (steps) return list(steps);
+  if (reply.runs.length > 1) return ["common"];
+  return reply.columns.filter((c) => c.step !== null).map((c) => String(c.step));
+}
+function label(word, reply) {
+  if (word === "latest" && reply.runs.length === 1) return "latest step";
+  if (word !== "common") return WORDS[word] || `step ${f.whole(Number(word))}`;
+  const [column] = reply.columns;
+  return reply.columns.length === reply.runs.length && column.step !== null
+    ? `${WORDS.common} (${f.whole(column.step)})`
+    : WORDS.common;
+}
+export function stepChoice({ tokens, add }, onChange) {
+  let current = [];
+  const set = (words) => {
+    current = words.sort((a, b) => order(a) - order(b));
+    onChange(current.join(","));
+  };
+  add.addEventListener("change", () => {
+    const word = add.value;
+    add.value = "";
+    if (word) set([...current, word]);
+  });
+  function draw(steps, reply) {
+    current = shown(steps, reply);
+    tokens.replaceChildren(
+      ...current.map((word) =>
+        el(
+          "span",
+          { class: "token" },
+          el("b", {}, label(word, reply)),
+          el(
+            "button",
+            {
+              type: "button",
+              "aria-label": `Remove ${label(word, reply)}`,
+              onclick: () => set(current.filter((other) => other !== word)),
+            },
+            "×",
+          ),
+        ),
+      ),
+    );
+    const words = reply.runs.length > 1 ? ["common", "latest"] : ["latest"];
+    const further = [...words, ...reply.steps.map(String)].filter((word) => !current.includes(word));
+    add.replaceChildren(
+      el("option", { value: "" }, "add step …"),
+      ...further.map((word) => el("option", { value: word }, label(word, reply))),
+    );
+    add.disabled = (current.length + 1) * reply.runs.length > MOST_COLUMNS;
+  }
+  return { draw };
+}
