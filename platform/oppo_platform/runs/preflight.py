@@ -29,6 +29,9 @@ class ModelFacts:
     context: int
     vocab: int = 0
     weights: int = 0
+    layers: int = 0
+    width: int = 0
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

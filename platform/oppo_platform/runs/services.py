@@ -32,7 +32,7 @@ def node_offers() -> list[NodeOffer]:
             name=node.name,
             devices=Counter(d.kind for d in node.devices.all() if d.state != DeviceState.GONE),
             models={
-                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab, c.weights)
+                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab, c.weights, c.layers, c.width, c.cached)
                 for c in node.catalogue.all()
                 if c.kind == "model" and not c.problem
             },
