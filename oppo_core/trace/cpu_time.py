@@ -30,9 +30,9 @@ class CpuTime:
         self._before = self._total()
 
     def take(self) -> dict[str, float]:
-        """Metrics `perf/cpu_s`: CPU seconds since the last call; `perf/rss_gb`: resident memory now, `perf/max_rss_gb`: its peak, GB.
+        """Metrics `perf/cpu_s`: CPU seconds since the last call; `perf/rss_gb`, `perf/max_rss_gb`: resident now and at most.
 
-        The peak is the sum of each process's own, which only Linux reports for other processes.
+        In GB; the peak is the sum of each process's own, which only Linux reports.
         """
         before, self._before = self._before, self._total()
         metrics = {"perf/cpu_s": max(0.0, self._before - before)}

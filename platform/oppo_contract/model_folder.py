@@ -185,7 +185,9 @@ def config_sizes(config: dict[str, Any]) -> ConfigSizes | None:
         return ConfigSizes(layers, width, vocab, context, 2 * layers * width) if all(values) else None
     nested = config.get("text_config")
     sizes: dict[str, Any] = nested if isinstance(nested, dict) and nested else config
-    layers, width, heads, context = (_whole(sizes.get(name)) or _whole(sizes.get(alias)) for name, alias in CONFIG_ALIASES.items())
+    layers, width, heads, context = (
+        _whole(sizes.get(name)) or _whole(sizes.get(alias)) for name, alias in CONFIG_ALIASES.items()
+    )
     vocab = _whole(sizes.get("vocab_size"))
     if not (layers and width and heads and context and vocab):
         return None

@@ -1,4 +1,4 @@
-"""Earlier runs of the same actor on the same kind of device: what they measured scales the estimates of `step_time` and of memory.
+"""Earlier runs of the same actor on the same kind of device: what they measured scales the estimates of time and memory.
 
 Pure functions. Which runs count depends on a run's kind (`KIND`) and not on its sizes, so that with the same earlier runs more
 rollouts or longer responses never reduce an estimate.
@@ -25,6 +25,8 @@ KIND = (
     "resources.cpu_threads", "resources.decoding_devices", "resources.scoring_devices", "rollout.backend", "training.backend",
     "training.recompute", "training.packing", "data.prompts",
 )  # fmt: skip
+# Of a GPU that is in no table: runs scale it, so that only its proportions matter.
+UNKNOWN_GPU = Speed(flops=1e14, decode_flops=2.5e14, bandwidth=2e12, layer_s=1e-3)
 # Memory above or below the estimate of its shapes by more than this has another cause.
 MEMORY_FACTORS = (0.2, 1.5)
 
@@ -83,7 +85,7 @@ def estimate_step(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> St
 
     Without runs every response is expected to have the maximum length.
     """
-    speed = model.speed or (Speed(1e12, 1e12, 1e12, 1e-4) if runs else None)  # scaled to the runs, so that its level is irrelevant
+    speed = model.speed or (UNKNOWN_GPU if runs else None)
     if speed is None:
         return None
     lengths = expected_lengths(spec, runs)

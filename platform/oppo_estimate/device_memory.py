@@ -1,4 +1,4 @@
-"""Memory of a run on each of its devices, and settings that make it fit. A CPU "device" is a node with all processes of the run."""
+"""Memory of a run on each of its devices, and settings that make it fit. A CPU "device" is a node with the run's processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """Estimated memory of `count` equal devices: their roles and items, the largest first. `fixed`: bytes that no setting changes."""
+    """Estimated memory of `count` equal devices: roles, and items, the largest first. `fixed`: bytes that no setting changes."""
 
     roles: tuple[str, ...]
     count: int
@@ -90,7 +90,7 @@ def _times(item: Item, count: int) -> Item:
 
 
 def find_remedy(spec: RunSpec, needed: Callable[[RunSpec], int], available: int) -> dict[str, Any] | None:
-    """The least invasive change of settings, by dotted path, after which `needed` is at most `available`; None if there is none."""
+    """The smallest change of settings, by dotted path, after which `needed` is at most `available`; None if there is none."""
     for changes in _remedies(spec):
         changed = _with_settings(spec, changes)
         if changed is not None and needed(changed) <= available:
@@ -100,9 +100,11 @@ def find_remedy(spec: RunSpec, needed: Callable[[RunSpec], int], available: int)
 
 def _remedies(spec: RunSpec) -> Iterator[dict[str, Any]]:
     """Changes that need less memory: equal results first, then other training, then several at once."""
-    passes = [{"ppo.micro_batch_tokens": tokens} for tokens in _smaller_passes(spec)]
-    recompute = [{"training.recompute": mode} for mode in RECOMPUTE[RECOMPUTE.index(spec.training.recompute) + 1 :]]
-    adapters = [{"models.lora": {}}] if spec.models.lora is None else []
+    passes: list[dict[str, Any]] = [{"ppo.micro_batch_tokens": tokens} for tokens in _smaller_passes(spec)]
+    recompute: list[dict[str, Any]] = [
+        {"training.recompute": mode} for mode in RECOMPUTE[RECOMPUTE.index(spec.training.recompute) + 1 :]
+    ]
+    adapters: list[dict[str, Any]] = [{"models.lora": {}}] if spec.models.lora is None else []
     yield from [*passes, *recompute, *adapters]
     together: dict[str, Any] = {}
     for options in (passes, recompute, adapters):

@@ -28,8 +28,8 @@ GPU_LAYER_S, VLLM_LAYER_S = 1035e-6, 150e-6  # docs/simulation.md, `round_us`: t
 class Speed:
     """Speed of one device, or of one core.
 
-    `flops`: sustained in large passes, per second; `decode_flops`: in decode steps; `bandwidth`: bytes per second; `layer_s`: fixed
-    time of one layer in a decode step.
+    `flops`: sustained in large passes, per second; `decode_flops`: in decode steps; `bandwidth`: bytes a second; `layer_s`: time
+    of one layer in a decode step besides these.
     """
 
     flops: float

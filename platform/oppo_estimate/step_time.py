@@ -1,7 +1,7 @@
 """Time of a PPO step from the shapes of its models: how it grows with rows, tokens and settings, and on a device of known speed.
 
-A closed form of what `oppo simulate` plays through, without torch: stages cost what oppo_estimate/machines/ derives them from
-(docs/simulation.md), and overlapped stages take as long as the longer one. `oppo_estimate.calibration` scales it to measured runs.
+A closed form of what `oppo simulate` plays through, without torch: stages cost what docs/simulation.md derives them from, and
+overlapped stages take as long as the longer one. `oppo_estimate.calibration` scales it to measured runs.
 Symbols: B rows per step, L longest response, times in seconds.
 """
 
@@ -118,7 +118,7 @@ def decode_rounds(spec: RunSpec, mean: float) -> float:
 
 
 def ending_rate(mean: float, longest: int) -> float:
-    """The rate per token at which responses end, if their mean is `mean` and they are cut at `longest`: mean = (1 − e^(−rL)) ÷ r."""
+    """The rate r per token at which responses end, if their mean is (1 − e^(−rL)) ÷ r because they are cut at L = `longest`."""
     if mean >= longest * (1 - 1e-6):
         return 0.0
     low, high = 0.0, 1.0 / max(mean, 1e-3)

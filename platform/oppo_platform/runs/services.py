@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from django.db import transaction
+from typing_extensions import TypedDict
 
 from oppo_contract.presets import PRESETS
 from oppo_contract.spec import RunSpec
@@ -13,13 +14,28 @@ from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
-from oppo_platform.cluster.models import CatalogueItem, DeviceState
+from oppo_platform.cluster.models import CatalogueItem, DeviceState, Node
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.forks import lock_fork_source
 from oppo_platform.runs.models import Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, hub_models, required_files, required_models
+
+
+class DeviceSizes(TypedDict):
+    """Driver's name of a node's devices and the memory of the smallest, bytes, by kind."""
+
+    device_model: dict[str, str]
+    device_memory: dict[str, int]
+
+
+def _device_sizes(node: Node) -> DeviceSizes:
+    devices = [d for d in node.devices.all() if d.state != DeviceState.GONE and d.memory_bytes]
+    largest_first = sorted(devices, key=lambda device: -device.memory_bytes)
+    return DeviceSizes(
+        device_model={d.kind: d.model for d in largest_first}, device_memory={d.kind: d.memory_bytes for d in largest_first}
+    )
 
 
 def node_offers() -> list[NodeOffer]:
@@ -32,10 +48,14 @@ def node_offers() -> list[NodeOffer]:
             name=node.name,
             devices=Counter(d.kind for d in node.devices.all() if d.state != DeviceState.GONE),
             models={
-                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab, c.weights, c.layers, c.width, c.cached)
+                c.entry_id: ModelFacts(
+                    c.task, c.tokenizer_digest, c.context, c.vocab, c.weights, c.layers, c.width, c.cached, c.architecture
+                )
                 for c in node.catalogue.all()
                 if c.kind == "model" and not c.problem
             },
+            cpus=node.cpus,
+            **_device_sizes(node),
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
             hub=any(c.kind == "hub" for c in node.catalogue.all()),
             rules=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "rule") or None,  # we have some ourselves
@@ -47,8 +67,10 @@ def node_offers() -> list[NodeOffer]:
 
 
 @transaction.atomic
-def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
+def submit_run(user: User, project: Project, spec: RunSpec, plan: dict[str, Any] | None = None) -> Run:
     """Queue a checked spec. The caller has checked that the user may submit to the project.
+
+    `plan`: the plan of the run (`usecases.run_plan`), with which its page compares what happened.
 
     Raises:
         SpecError: its checkpoint was deleted since the check.
@@ -77,6 +99,7 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         begins_with=begins_with,
         forked_run=begins_with.run_id if begins_with else None,
         forked_step=begins_with.step if begins_with else None,
+        plan=plan,
     )
     actor = audit.actor_name(user)
     Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)

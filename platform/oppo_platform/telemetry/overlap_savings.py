@@ -33,12 +33,12 @@ class OverlapSavings(TypedDict):
     saved_s: float
 
 
-def overlap_savings(run: Run) -> OverlapSavings:
-    """Time saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
+def overlap_savings(run: Run, most_steps: int = MOST_STEPS) -> OverlapSavings:
+    """Time saved so far, from all recorded steps, or from at most `most_steps` spread evenly over a longer run."""
     ids: list[int] = []
     for part in attempt_ranges(run):
         ids += part.visible(SpanBatch.objects.order_by("step")).values_list("pk", flat=True)
-    sampled_ids = ids[:: -(-len(ids) // MOST_STEPS) or 1]
+    sampled_ids = ids[:: -(-len(ids) // most_steps) or 1]
     rows = SpanBatch.objects.filter(pk__in=sampled_ids).values_list("step", "far")
     stored = [StoredStep(step, bytes(packed), 0.0) for step, packed in rows]
     sampled = unpack_downsampled(stored)
