@@ -112,44 +112,45 @@ class Plan(TypedDict):
     saving: SavingPlan | None
 
 
-def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], team_id: int | None) -> Plan:
-    """The plan of a checked spec.
+def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], team_id: int | None) -> Plan | None:
+    """The plan of a checked spec; None after an error, which is logged: no estimate may prevent a submission.
 
     Args:
         chosen: values of the spec's empty settings (`check_spec.chosen_values`).
         team_id: whose earlier runs and quota count; None: of no team, because the user may not submit there.
     """
-    spec = with_chosen(spec, chosen)
+    return _or_failed(lambda: _plan(with_chosen(spec, chosen), team_id), None)
+
+
+def _plan(spec: RunSpec, team_id: int | None) -> Plan:
     offers = complete_offers(spec, node_offers())
     kind = planned_kind(spec, offers)
     device = next((offer.device_model[kind] for offer in offers if kind in offer.device_model), "")
     model, unknown = plan_model(spec, offers, kind, device)
-    earlier: list[EarlierRun] = []
-    estimate, memory = None, memory_unknown(unknown)
+    memory, time, saving = memory_unknown(unknown), time_unknown(spec, unknown), None
     if model is not None:
-        if team_id is not None:
-            earlier = _or_failed(lambda: earlier_runs(team_id, spec, kind, device), earlier)
-        estimate = _or_failed(lambda: estimate_step(spec, model, earlier), None)
-        memory = _or_failed(lambda: plan_memory(spec, model, earlier), memory_unknown(FAILED))
+        found = _or_failed(lambda: earlier_runs(team_id, spec, kind, device), []) if team_id is not None else []
+        memory = _or_failed(lambda: plan_memory(spec, model, found), memory_unknown(FAILED))
+        time, saving = _or_failed(lambda: plan_time(spec, model, found, device), (time_unknown(spec, FAILED), None))
     return Plan(
         planned_at=iso(clock.now()),
         kind=kind,
         device=device,
         memory=memory,
-        time=plan_time(spec, estimate, unknown or f"the speed of {device} is not known, and no earlier run shows it"),
+        time=time,
         start=_or_failed(lambda: plan_start(spec, team_id), StartPlan(at=None, text="", sooner="", unknown=FAILED)),
-        saving=plan_saving(spec, estimate, earlier),
+        saving=saving,
     )
 
 
 def submit_planned(user: User, project: Project, spec: RunSpec) -> Run:
     """Queue a checked spec, as `runs.services.submit_run`, with the plan of this moment."""
     plan = plan_run(spec, chosen_values(spec), project.team_id)
-    return submit_run(user, project, spec, dict(plan))
+    return submit_run(user, project, spec, None if plan is None else dict(plan))
 
 
 def _or_failed(estimate: Callable[[], Part], otherwise: Part) -> Part:
-    """The result, or `otherwise` after an error, which is logged: no estimate may prevent a submission."""
+    """The result, or `otherwise` after an error, which is logged."""
     try:
         return estimate()
     except Exception:
@@ -247,20 +248,30 @@ def _device_memory(device: PlannedDevice, available: int) -> DeviceMemory:
     )
 
 
-def plan_time(spec: RunSpec, estimate: StepEstimate | None, unknown: str) -> TimePlan:
-    """Duration and device-hours of an estimated step; `unknown`: why there is none."""
-    steps = spec.steps - (spec.fork.step if spec.fork is not None else 0)
+def planned_steps(spec: RunSpec) -> int:
+    """Steps that the run trains; a fork begins with its checkpoint's."""
+    return spec.steps - (spec.fork.step if spec.fork is not None else 0)
+
+
+def time_unknown(spec: RunSpec, reason: str) -> TimePlan:
+    """A plan without times."""
+    return TimePlan(
+        step_s=None, steps=planned_steps(spec), duration_s=None, device_hours=None, response_tokens=None, basis=None, runs=[],
+        text="", unknown=reason,
+    )  # fmt: skip
+
+
+def plan_time(spec: RunSpec, model: Model, earlier: Sequence[EarlierRun], device: str) -> tuple[TimePlan, SavingPlan | None]:
+    """Step time, duration and device-hours, and what overlap saves; from comparable earlier runs if there are any."""
+    estimate = estimate_step(spec, model, earlier)
     if estimate is None:
-        return TimePlan(
-            step_s=None, steps=steps, duration_s=None, device_hours=None, response_tokens=None, basis=None, runs=[], text="",
-            unknown=unknown,
-        )  # fmt: skip
-    duration = steps * estimate.step_s
+        return time_unknown(spec, f"the speed of {device} is not known, and no earlier run shows it"), None
+    duration = planned_steps(spec) * estimate.step_s
     if spec.budget.max_hours is not None:
         duration = min(duration, 3600 * spec.budget.max_hours)
-    return TimePlan(
+    time = TimePlan(
         step_s=estimate.step_s,
-        steps=steps,
+        steps=planned_steps(spec),
         duration_s=duration,
         device_hours=duration * spec.resources.devices / 3600,
         response_tokens=estimate.response,
@@ -269,6 +280,7 @@ def plan_time(spec: RunSpec, estimate: StepEstimate | None, unknown: str) -> Tim
         text=_basis_text(len(estimate.runs)),
         unknown="",
     )
+    return time, plan_saving(spec, estimate, earlier, duration)
 
 
 def _basis_text(runs: int) -> str:
@@ -285,15 +297,14 @@ def plan_start(spec: RunSpec, team_id: int | None) -> StartPlan:
     return StartPlan(at=iso(start.at) if start.at else None, text=start.text, sooner=start.sooner, unknown="")
 
 
-def plan_saving(spec: RunSpec, estimate: StepEstimate | None, earlier: Sequence[EarlierRun]) -> SavingPlan | None:
-    """What overlap saves: as measured in earlier runs with the same overlap, otherwise as simulated."""
+def plan_saving(spec: RunSpec, estimate: StepEstimate, earlier: Sequence[EarlierRun], duration_s: float) -> SavingPlan | None:
+    """What overlap saves: as measured in earlier runs with the same overlap, otherwise as simulated; None without overlap."""
     modes = (spec.overlap.intra_step, spec.overlap.inter_step)
-    if estimate is None or modes == ("off", "off"):
+    if modes == ("off", "off"):
         return None
     same = [run for run in earlier if (run.spec.overlap.intra_step, run.spec.overlap.inter_step) == modes]
     measured = [run.saved for run in same if run.saved is not None]
     ratio = median(measured) if measured else estimate.sequential_s / estimate.step_s - 1
-    duration = plan_time(spec, estimate, "")["duration_s"] or 0.0
     text = f"measured in {len(measured)} earlier run{'s' if len(measured) > 1 else ''}" if measured else "simulated"
     basis: Basis = "earlier_runs" if measured else "simulated"
-    return SavingPlan(seconds=ratio * duration, share=ratio / (1 + ratio), basis=basis, text=text)
+    return SavingPlan(seconds=ratio * duration_s, share=ratio / (1 + ratio), basis=basis, text=text)

@@ -43,8 +43,7 @@ def trained(world, worker, events, steps=6, step_s=2.0, tokens=800, peak_gb=15.0
     run, attempt_id = world.start(worker, **changes)
     metrics = {"timing_s/gen": 0.5 * step_s, "prompt_length/mean": 10.0, "perf/max_rss_gb": peak_gb}
     reports = [
-        events.step(1 + n, n, **metrics)
-        | {"elapsed_s": step_s * n, "generated_tokens": tokens * n, "device_seconds": step_s * n}
+        events.step(1 + n, n, **metrics) | {"elapsed_s": step_s * n, "generated_tokens": tokens * n, "device_seconds": step_s * n}
         for n in range(1, steps + 1)
     ]
     assert worker.send_events(attempt_id, [events.started(1), *reports]).status_code == 200
@@ -162,7 +161,7 @@ def test_the_start_is_what_the_scheduler_would_predict_and_nothing_is_written(wo
     assert validate(client, make_spec())["start"] == {
         "at": "2026-11-01T12:00:00Z", "text": "Its devices are free.", "sooner": "", "unknown": "",
     }  # fmt: skip
-    run, attempt_id = world.start(worker)
+    _, attempt_id = world.start(worker)
     world.clock.advance(10)
     assert worker.send_events(attempt_id, [events.started(1), events.step(2, 10)]).status_code == 200
     start = validate(client, make_spec())["start"]
