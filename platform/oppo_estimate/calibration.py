@@ -27,8 +27,7 @@ KIND = (
 )  # fmt: skip
 # Of a GPU that is in no table: runs scale it, so that only its proportions matter.
 UNKNOWN_GPU = Speed(flops=1e14, decode_flops=2.5e14, bandwidth=2e12, layer_s=1e-3)
-# Memory above or below the estimate of its shapes by more than this has another cause.
-MEMORY_FACTORS = (0.2, 1.5)
+LEAST_MEMORY = 0.2  # of the estimate above the fixed part, however little an earlier run took
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +132,21 @@ def _rest_factor(estimated: Stages, step_s: float, decode_s: float) -> float:
 
 
 def expected_peak(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> int | None:
-    """Expected peak memory of the fullest device, bytes: the estimate above its fixed part, scaled to the runs; None without any.
+    """Expected peak memory of the fullest device, bytes: the median of what each run suggests; None without any.
 
     The estimate alone assumes that all responses have the maximum length.
     """
-    factors = []
-    for run in runs:
-        needed, fixed = _fullest(run.spec, model, run.cores)
-        if run.peak_bytes is not None and needed > fixed:
-            factors.append((run.peak_bytes - fixed) / (needed - fixed))
-    if not factors:
-        return None
-    low, high = MEMORY_FACTORS
     needed, fixed = _fullest(spec, model, model.host.cores)
-    return int(fixed + min(high, max(low, median(factors))) * (needed - fixed))
+    peaks = [_scaled_peak(run, run.peak_bytes, model, needed, fixed) for run in runs if run.peak_bytes is not None]
+    return int(median(peaks)) if peaks else None
+
+
+def _scaled_peak(run: EarlierRun, peak: int, model: Model, needed: int, fixed: int) -> float:
+    """`needed` as a run's measured `peak` suggests: plus what exceeded its estimate, such as larger libraries, or scaled down."""
+    estimated, base = _fullest(run.spec, model, run.cores)
+    if peak >= estimated:
+        return needed + peak - estimated
+    return fixed + max(LEAST_MEMORY, (peak - base) / (estimated - base)) * (needed - fixed)
 
 
 def _fullest(spec: RunSpec, model: Model, cores: int) -> tuple[int, int]:
