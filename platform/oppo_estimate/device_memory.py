@@ -12,9 +12,9 @@ from oppo_estimate.memory import Item, memory_items, pass_tokens
 from oppo_estimate.roles import build_roles, decode_slots, split_roles
 from oppo_estimate.shapes import Shape
 
-# Resident memory of an engine process before it loads a model: Python, torch and the engine (measured: torch 2.13 for CPUs), more
-# with transformers, and the helper that multiprocessing starts beside the scorers' process.
-PROCESS_BYTES, TRANSFORMERS_BYTES, TRACKER_BYTES = 249_000_000, 115_000_000, 13_000_000
+# Resident memory of an engine process with models of no size: Python, torch and the engine (measured: torch 2.13 for CPUs); what
+# torch loads with an optimizer; transformers; and the helper of multiprocessing beside the scorers' process.
+PROCESS_BYTES, TRAINING_BYTES, TRANSFORMERS_BYTES, TRACKER_BYTES = 270_000_000, 90_000_000, 45_000_000, 13_000_000
 RECOMPUTE = ("off", "head", "selective", "full")
 
 
@@ -79,9 +79,11 @@ def _process_items(spec: RunSpec, cores: int, transformers: bool) -> list[Item]:
     """Resident memory of one rank's processes on a CPU before they load models."""
     each = PROCESS_BYTES + (TRANSFORMERS_BYTES if transformers else 0)
     scorers = scores_apart(spec, cores, gpu=False)
-    count = 1 + scorers + (spec.rollout.backend == "vllm")
+    count, training = 1 + scorers + (spec.rollout.backend == "vllm"), 1 + (scorers and spec.ppo.has_critic)
+    size = count * each + training * TRAINING_BYTES
     libraries = "Python, torch, transformers" if transformers else "Python, torch"
-    items = [Item("processes: libraries", count * each, f"{count} × {each:,} B ({libraries})")]
+    words = f"{count} × {each:,} B ({libraries}) + {training} × {TRAINING_BYTES:,} B (optimizer)"
+    items = [Item("processes: libraries", size, words)]
     return [*items, Item("processes: helper", TRACKER_BYTES, f"{TRACKER_BYTES:,} B (multiprocessing)")] if scorers else items
 
 

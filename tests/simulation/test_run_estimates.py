@@ -173,6 +173,8 @@ def test_a_cpu_counts_every_process_of_every_rank() -> None:
     assert libraries(2) == 2 * one, "the scorers have a process of their own"
     assert libraries(2, overlap={"intra_step": "off", "inter_step": "off"}) == one
     assert libraries(4, resources={"kind": "cpu", "processes": 2}) == 4 * one
+    critic_free = {"algorithm": "grpo", "group_size": 2}
+    assert one < libraries(2, ppo=critic_free) < 2 * one, "scorers without a critic train nothing"
 
 
 def test_a_gpu_with_scorers_of_its_own_splits_the_roles() -> None:
