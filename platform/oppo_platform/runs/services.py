@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -109,9 +110,9 @@ def submit_run(user: User, project: Project, spec: RunSpec, plan: dict[str, Any]
     return run
 
 
-def node_requirements(spec: RunSpec) -> dict[str, Any]:
-    """Requirements on a node, in short: the scheduler reads them instead of the whole spec."""
-    hub = hub_models(spec, node_offers())
+def node_requirements(spec: RunSpec, offers: Sequence[NodeOffer] | None = None) -> dict[str, Any]:
+    """Requirements on a node, in short: the scheduler reads them, not the whole spec. `offers`: `node_offers()`, if known."""
+    hub = hub_models(spec, node_offers() if offers is None else offers)
     models = sorted({requested.id for requested in required_models(spec)} - hub)
     prompts = sorted({file for _, file in required_files(spec)})
     needs = {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from django.db.models import Exists, OuterRef, Subquery
@@ -13,12 +13,12 @@ from oppo_contract.spec_errors import SpecError
 from oppo_estimate.calibration import EarlierRun, comparable
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.telemetry.blocks import Buckets
-from oppo_platform.telemetry.metric_reader import EVERYTHING, attempt_ranges_by_run, read_buckets
+from oppo_platform.telemetry.metric_reader import EVERYTHING, AttemptRange, Parts, attempt_ranges_by_run, read_buckets
 from oppo_platform.telemetry.overlap_savings import overlap_savings
 
 LEAST_STEPS = 3
-RECENT_RUNS, CANDIDATES = 500, 50  # of the team, and of those the ones whose specs are compared
-SAVING_RUNS, SAVING_STEPS = 5, 40  # whose timelines are read
+RECENT_RUNS, CANDIDATES = 500, 20  # of the team, and of those the ones whose specs are compared
+SAVING_RUNS, SAVING_STEPS = 3, 30  # whose timelines are read
 GB = 10**9
 DECODE_TIME, PROMPT_TOKENS = "timing_s/gen", "prompt_length/mean"
 # Peak memory of the fullest device of a rank, the first that a run has.
@@ -33,7 +33,8 @@ def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[Ea
     """
     chosen = comparable(spec, _candidates(team_id, spec, kind, device))
     runs = Run.objects.in_bulk([run.run_id for run in chosen])
-    series = whole_series(runs.values(), (DECODE_TIME, PROMPT_TOKENS, *PEAK_MEMORY))
+    ranges = attempt_ranges_by_run(runs.values())
+    series = whole_series(ranges, (DECODE_TIME, PROMPT_TOKENS, *PEAK_MEMORY))
     overlaps = spec.overlap.intra_step != "off" or spec.overlap.inter_step != "off"
     return [
         replace(
@@ -41,7 +42,7 @@ def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[Ea
             decode_s=_mean(series.get((run.run_id, DECODE_TIME))),
             prompt=_mean(series.get((run.run_id, PROMPT_TOKENS))),
             peak_bytes=peak_memory(run.run_id, series),
-            saved=_saved(runs[run.run_id]) if overlaps and place < SAVING_RUNS else None,
+            saved=_saved(runs[run.run_id], ranges[run.run_id]) if overlaps and place < SAVING_RUNS else None,
         )
         for place, run in enumerate(chosen)
     ]
@@ -73,9 +74,9 @@ def _earlier_run(
     return EarlierRun(run_id, spec, cores, elapsed_s / steps, None, response, None)
 
 
-def whole_series(runs: Iterable[Run], keys: Iterable[str]) -> dict[tuple[int, str], Buckets]:
+def whole_series(ranges: Parts, keys: Iterable[str]) -> dict[tuple[int, str], Buckets]:
     """Each metric of each run as one bucket, by run id and key; those that a run lacks are absent."""
-    return read_buckets(attempt_ranges_by_run(runs), set(keys), EVERYTHING, 1)
+    return read_buckets(ranges, set(keys), EVERYTHING, 1)
 
 
 def peak_memory(run_id: int, series: Mapping[tuple[int, str], Buckets]) -> int | None:
@@ -89,7 +90,7 @@ def _mean(buckets: Buckets | None) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _saved(run: Run) -> float | None:
+def _saved(run: Run, ranges: Sequence[AttemptRange]) -> float | None:
     """Time that overlap saved ÷ the run's time, on some of its recorded steps; None without any."""
-    savings = overlap_savings(run, SAVING_STEPS)
+    savings = overlap_savings(run, SAVING_STEPS, ranges)
     return savings["sequential_s"] / savings["measured_s"] - 1 if savings["measured_s"] > 0 else None

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from oppo_contract.states import RunState
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary
+from oppo_platform.telemetry.metric_reader import attempt_ranges_by_run
 from oppo_platform.usecases.earlier_runs import PEAK_MEMORY, peak_memory, whole_series
 from oppo_platform.usecases.run_plan import Plan
 
@@ -50,7 +51,7 @@ def plan_review(run: Run) -> PlanReview | None:
     """The run's plan with the actual figures so far; None if it has none."""
     if run.plan is None:
         return None
-    series = whole_series([run], PEAK_MEMORY)
+    series = whole_series(attempt_ranges_by_run([run]), PEAK_MEMORY)
     return PlanReview(plan=run.plan, figures=compare_plan(run.plan, actual_figures(run, peak_memory(run.pk, series))))
 
 

@@ -123,7 +123,8 @@ def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], team_id: int | None) -
 
 
 def _plan(spec: RunSpec, team_id: int | None) -> Plan:
-    offers = complete_offers(spec, node_offers())
+    every = node_offers()
+    offers = complete_offers(spec, every)
     kind = planned_kind(spec, offers)
     device = next((offer.device_model[kind] for offer in offers if kind in offer.device_model), "")
     model, unknown = plan_model(spec, offers, kind, device)
@@ -138,7 +139,7 @@ def _plan(spec: RunSpec, team_id: int | None) -> Plan:
         device=device,
         memory=memory,
         time=time,
-        start=_or_failed(lambda: plan_start(spec, team_id), StartPlan(at=None, text="", sooner="", unknown=FAILED)),
+        start=_or_failed(lambda: plan_start(spec, every, team_id), StartPlan(at=None, text="", sooner="", unknown=FAILED)),
         saving=saving,
     )
 
@@ -289,11 +290,11 @@ def _basis_text(runs: int) -> str:
     return f"from {runs} earlier run{'s' if runs > 1 else ''} of this actor on this device"
 
 
-def plan_start(spec: RunSpec, team_id: int | None) -> StartPlan:
-    """The start that the scheduler would predict."""
+def plan_start(spec: RunSpec, offers: Sequence[NodeOffer], team_id: int | None) -> StartPlan:
+    """The start that the scheduler would predict. `offers`: of all connected workers."""
     if team_id is None:
         return StartPlan(at=None, text="", sooner="", unknown="it is shown to those who may submit to the project")
-    start = predict_start(spec, node_requirements(spec), team_id)
+    start = predict_start(spec, node_requirements(spec, offers), team_id)
     return StartPlan(at=iso(start.at) if start.at else None, text=start.text, sooner=start.sooner, unknown="")
 
 
