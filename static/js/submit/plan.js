@@ -64,7 +64,8 @@ export function planCard(use) {
       "data-tone": tone,
       "aria-label": `Memory of ${names}: ${amount}`,
     });
-    return el("div", { class: "plan-device" }, el("p", {}, names, el("b", { class: "num" }, amount)), bar, terms(device, open));
+    const line = el("p", {}, names, el("b", { class: "num" }, amount));
+    return el("div", { class: "plan-device" }, line, bar, terms(device, open));
   }
   function terms(device, open) {
     const row = ({ role, use: name, bytes, arithmetic }) =>
@@ -102,7 +103,7 @@ export function planCard(use) {
         "span",
         {},
         words,
-        settings.length ? el("button", { type: "button", class: "link", onclick: () => use(remedy) }, "Use this") : null,
+        settings.length > 0 && el("button", { type: "button", class: "link", onclick: () => use(remedy) }, "Use this"),
       ),
     );
   }
