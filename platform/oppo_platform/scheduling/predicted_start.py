@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
+
 from oppo_contract.spec import RunSpec
 from oppo_platform import clock
+from oppo_platform.runs.forks import fork_source
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.build_snapshot import build_snapshot, parse_needs
 
@@ -50,10 +53,16 @@ def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int) -> Predict
     snapshot = build_snapshot(now)
     if len(snapshot.waiting) > MOST_WAITING:
         return PredictedStart(None, f"More than {MOST_WAITING:,} runs wait; the queue page shows an estimate after submission.")
-    run = waiting_run(spec, needs, team_id, now.timestamp())
+    run = replace(waiting_run(spec, needs, team_id, now.timestamp()), home=_home(spec, team_id))
     decisions = policy.plan(replace(snapshot, waiting=(*snapshot.waiting, run)), now.timestamp())
     if any(placement.run_id == NEW_RUN for placement in decisions.placements):
         return PredictedStart(now, "Its devices are free.")
     reason = decisions.reasons[NEW_RUN]
     start = reason.estimated_start
     return PredictedStart(None if start is None else datetime.fromtimestamp(start, UTC), reason.text, reason.sooner)
+
+
+def _home(spec: RunSpec, team_id: int) -> tuple[int, str] | None:
+    """The node with a fork's checkpoint, where storage is not shared."""
+    saved = None if settings.OPPO_ARTIFACTS_SHARED else fork_source(spec, team_id)
+    return None if saved is None else (saved.attempt.node_id, saved.attempt.node.name)

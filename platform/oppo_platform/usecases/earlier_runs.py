@@ -21,8 +21,9 @@ RECENT_RUNS, CANDIDATES = 500, 20  # of the team, and of those the ones whose sp
 SAVING_RUNS, SAVING_STEPS = 3, 30  # whose timelines are read
 GB = 10**9
 DECODE_TIME, PROMPT_TOKENS = "timing_s/gen", "prompt_length/mean"
-# Peak memory of the fullest device of a rank, the first that a run has.
-PEAK_MEMORY = ("perf/max_memory_allocated_gb", "perf/max_rss_gb", "perf/rss_gb")
+# Peak memory, the first that a run has: of the first rank's fullest GPU, or of its processes, beside which other ranks may run.
+GPU_PEAK, CPU_PEAKS = "perf/max_memory_allocated_gb", ("perf/max_rss_gb", "perf/rss_gb")
+PEAK_MEMORY = (GPU_PEAK, *CPU_PEAKS)
 
 
 def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[EarlierRun]:
@@ -41,7 +42,7 @@ def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[Ea
             run,
             decode_s=_mean(series.get((run.run_id, DECODE_TIME))),
             prompt=_mean(series.get((run.run_id, PROMPT_TOKENS))),
-            peak_bytes=peak_memory(run.run_id, series),
+            peak_bytes=peak_memory(run.run_id, series, run.spec.resources.ranks_per_node),
             saved=_saved(runs[run.run_id], ranges[run.run_id]) if overlaps and place < SAVING_RUNS else None,
         )
         for place, run in enumerate(chosen)
@@ -79,10 +80,16 @@ def whole_series(ranges: Parts, keys: Iterable[str]) -> dict[tuple[int, str], Bu
     return read_buckets(ranges, set(keys), EVERYTHING, 1)
 
 
-def peak_memory(run_id: int, series: Mapping[tuple[int, str], Buckets]) -> int | None:
-    """Peak memory of the run's fullest device, bytes; None if it was not measured. `series`: of `PEAK_MEMORY`."""
-    peaks = (series[run_id, key]["high"].max() for key in PEAK_MEMORY if (run_id, key) in series)
-    return next((int(peak * GB) for peak in peaks if math.isfinite(peak)), None)
+def peak_memory(run_id: int, series: Mapping[tuple[int, str], Buckets], ranks: int) -> int | None:
+    """Peak memory of the run's fullest device, bytes; None if it was not measured.
+
+    Args:
+        series: of `PEAK_MEMORY`.
+        ranks: processes of the run on a node, of which the first reports.
+    """
+    peaks = {key: float(series[run_id, key]["high"].max()) for key in PEAK_MEMORY if (run_id, key) in series}
+    found = next(((key, peak) for key, peak in peaks.items() if math.isfinite(peak)), None)
+    return None if found is None else int(found[1] * GB * (ranks if found[0] in CPU_PEAKS else 1))
 
 
 def _mean(buckets: Buckets | None) -> float | None:

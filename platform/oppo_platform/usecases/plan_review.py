@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from oppo_contract.sections.run import Resources
 from oppo_contract.states import RunState
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary
@@ -52,7 +53,8 @@ def plan_review(run: Run) -> PlanReview | None:
     if run.plan is None:
         return None
     series = whole_series(attempt_ranges_by_run([run]), PEAK_MEMORY)
-    return PlanReview(plan=run.plan, figures=compare_plan(run.plan, actual_figures(run, peak_memory(run.pk, series))))
+    peak = peak_memory(run.pk, series, Resources.model_validate(run.spec["resources"]).ranks_per_node)
+    return PlanReview(plan=run.plan, figures=compare_plan(run.plan, actual_figures(run, peak)))
 
 
 def actual_figures(run: Run, peak_bytes: int | None) -> dict[FigureName, tuple[float | None, bool]]:

@@ -8,7 +8,7 @@ from oppo_platform.scheduling.models import Reservation, WaitingReason
 from oppo_platform.usecases import run_plan
 from oppo_platform.usecases.earlier_runs import earlier_runs
 from oppo_platform.usecases.plan_review import compare_plan, plan_review
-from tests.web.event_factories import end
+from tests.web.event_factories import end, register
 
 GIB = 2**30
 SIZES = {"weights": 124_000_000, "layers": 12, "width": 768, "cached": 18_432, "vocab": 50_257, "context": 1024}
@@ -251,3 +251,29 @@ def test_a_deviation_needs_both_figures():
               "peak_memory_bytes": (7, False)}  # fmt: skip
     deviations = {figure["name"]: figure["deviation"] for figure in compare_plan(plan, actual)}
     assert deviations == {"wait_s": None, "step_s": -0.5, "duration_s": None, "device_hours": None, "peak_memory_bytes": None}
+
+
+def test_the_peak_of_a_node_is_that_of_all_its_ranks(world, report, make_spec, events):
+    worker = report()
+    resources = {"kind": "cpu", "processes": 2}
+    trained(world, worker, events, models=actor(), resources=resources, peak_gb=9.0)
+    spec = load_spec(make_spec(models=actor(), resources=resources))
+    (run,) = earlier_runs(world.team.pk, spec, "cpu", "EPYC")
+    assert run.peak_bytes == 18_000_000_000
+
+
+def test_a_fork_waits_for_the_node_that_has_its_checkpoint(world, report, make_spec, events, settings, tmp_path):
+    settings.OPPO_ARTIFACT_ROOT, settings.OPPO_ARTIFACTS_SHARED = tmp_path.as_uri(), False
+    here = report("node1")
+    run, attempt_id = world.start(here)
+    register(here, run, attempt_id, 5)
+    report("node2")
+
+    def start(**changes):
+        return run_plan.plan_run(load_spec(make_spec(**changes)), {}, world.team.pk)["start"]["text"]
+
+    fork = {"run": run.pk, "step": 5}
+    assert start() == "Its devices are free."
+    assert start(fork=fork).startswith("Waits for 1 device"), "node2 does not have the checkpoint"
+    settings.OPPO_ARTIFACTS_SHARED = True
+    assert start(fork=fork) == "Its devices are free."
