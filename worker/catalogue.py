@@ -21,6 +21,7 @@ from oppo_contract.model_folder import (
     ModelFolderError,
     check_links,
     check_model_files,
+    config_sizes,
     count_weights,
     hub_allowed,
     link_problem,
@@ -148,9 +149,11 @@ class Catalogue:
         tokenizer = folder / "tokenizer.json"
         digest = self._cached(tokenizer, tokenizer_digest) if tokenizer.is_file() else ""
         architecture, task, context, vocab = _parse_config(config)
+        layers, width, cached = _shape(config)
         return CatalogueEntry(
             id=name, kind="model", bytes=sum(sizes), architecture=architecture, task=task, tokenizer_digest=digest,
             context=context, vocab=vocab, weights=count_weights(folder) if sizes else 0,
+            layers=layers, width=width, cached=cached,
         )  # fmt: skip
 
     def _prompts(self, file: Path, name: str) -> CatalogueEntry:
@@ -249,6 +252,13 @@ def _parse_config(config: dict[str, Any]) -> tuple[str, Task, int, int]:
         task = "sequence_classification"
     context = _size(config.get("max_position_embeddings")) or _size(config.get("n_positions"))
     return architecture, task, context, _size(config.get("vocab_size"))
+
+
+def _shape(config: dict[str, Any]) -> tuple[int, int, int]:
+    """(layers, hidden size, numbers cached per token) of a config.json, which the platform's plan needs; zeros if unknown."""
+    sizes = config_sizes(config)
+    shape = (0, 0, 0) if sizes is None else (sizes.layers, sizes.width, sizes.cached)
+    return shape if max(shape) <= MAX_TOKENS else (0, 0, 0)
 
 
 def _architecture(config: dict[str, Any]) -> str:

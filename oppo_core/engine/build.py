@@ -29,7 +29,7 @@ from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
-from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_settings, decode_slots
+from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_settings
 from oppo_core.rollout.conversations import read_conversations
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.device_decoder import build_decoder
@@ -50,6 +50,7 @@ from oppo_core.training.optimizer import Optimizer, tensor_bytes
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
 from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
+from oppo_estimate.roles import decode_slots
 
 
 def assemble(

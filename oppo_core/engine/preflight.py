@@ -26,11 +26,12 @@ from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.vllm_model import check_classifier
-from oppo_core.rollout.build import build_stop_conditions, decode_slots
+from oppo_core.rollout.build import build_stop_conditions
 from oppo_core.rollout.prompts import PromptError, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.validate import tracker_errors
 from oppo_estimate.memory import Item, Role, checkpoint_bytes, memory_items
+from oppo_estimate.roles import build_role, decode_slots, role_head, split_roles
 from oppo_estimate.shapes import Head, Shape, read_shape
 
 Result = TypeVar("Result")
@@ -175,32 +176,16 @@ def _roles(spec: RunSpec, roots: list[Path], refused: RefusedModels) -> list[Rol
     """The loaded models, the actor first; None if a shape is unknown, as for a model on the hub."""
     roles: list[Role] = []
     complete = True
-    # Rewards with their own tokenizer read finished responses in one pass, without a KV cache.
-    texts = {f"reward {number}" for number, source in enumerate(spec.models.reward.sources(), 1) if source.reads != "tokens"}
-    for name, model, head, trained in _models(spec):
+    for name, model in spec.role_models().items():
+        head = role_head(name)
         shape = refused.check(name, lambda model=model, head=head: read_shape(model, head, roots))  # type: ignore[misc]
         if shape is None:
             complete = False
             continue
         refused.check(name, lambda name=name, shape=shape: _check_context(spec, name, shape))  # type: ignore[misc]
         refused.check(name, lambda name=name, model=model, head=head: _check_loadable(spec, name, model, head, roots))  # type: ignore[misc]
-        own = name != "reference" or not spec.models.reference_is_base or spec.resources.scoring_devices > 0
-        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts, own))
+        roles.append(build_role(spec, name, shape))
     return roles if complete else None
-
-
-def _models(spec: RunSpec) -> list[tuple[str, ModelSpec, Head, bool]]:
-    """Each role with its model, its head, and whether it is trained."""
-    kinds: dict[str, tuple[Head, bool]] = {"actor": ("lm", True), "reference": ("lm", False), "critic": ("scalar", True)}
-    return [(name, model, *kinds.get(name, ("scalar", False))) for name, model in spec.role_models().items()]
-
-
-def _trained(spec: RunSpec, name: str, shape: Shape) -> int:
-    lora = spec.models.lora
-    if lora is None or (name == "critic" and not lora.critic):
-        return shape.weights
-    # Seven linear layers per block, each with two low-rank matrices.
-    return min(shape.weights, 7 * shape.layers * 2 * shape.width * lora.rank)
 
 
 def _check_context(spec: RunSpec, name: str, shape: Shape) -> None:
@@ -278,10 +263,8 @@ def check_reward(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: lis
 
 def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> list[tuple[torch.device | None, list[Role]]]:
     """Each device of a rank with its models, the actor's device first; None for a device that is missing."""
-    if not spec.resources.scoring_devices:
-        return [(device, roles)]
-    actor, scorers = ([role for role in roles if (role.name == "actor") == trained] for trained in (True, False))
-    return [(device, actor), (None if device is None else scoring_device(spec, device), scorers)]
+    devices = [device, None if device is None else scoring_device(spec, device)]
+    return list(zip(devices, split_roles(spec, roles), strict=False))
 
 
 def _device_memory(spec: RunSpec, device: torch.device | None, roles: list[Role], text_tokens: int) -> DeviceMemory:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import SINGLE, Ranks
@@ -21,12 +19,6 @@ def build_pool(spec: RunSpec, ranks: Ranks = SINGLE) -> Pool:
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
     share = spec.ppo.batch_size // ranks.world
     return kind(share, spec.overlap.max_age, spec.ppo.group_size, sharding=PromptSharding(ranks.rank, ranks.world))
-
-
-def decode_slots(spec: RunSpec) -> int:
-    """Maximum number of responses in flight on a rank: the largest share of (B + Δ_max)·G, or of B·G without deferral."""
-    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
-    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:

@@ -1,4 +1,4 @@
-"""CPU seconds and resident memory of a rank's processes.
+"""CPU seconds and resident memory, now and at its peak, of a rank's processes.
 
 `busy` is the wall time of spans, which includes waiting for a core on a shared machine.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 try:
     import psutil
@@ -29,11 +30,16 @@ class CpuTime:
         self._before = self._total()
 
     def take(self) -> dict[str, float]:
-        """Metrics `perf/cpu_s`: CPU seconds since the last call, and `perf/rss_gb`: resident memory now, GB."""
+        """Metrics `perf/cpu_s`: CPU seconds since the last call; `perf/rss_gb`, `perf/max_rss_gb`: resident now and at most.
+
+        In GB; the peak is the sum of each process's own, which only Linux reports.
+        """
         before, self._before = self._before, self._total()
         metrics = {"perf/cpu_s": max(0.0, self._before - before)}
         if self._memory and self._process is not None:
             metrics["perf/rss_gb"] = self._sum(lambda process: process.memory_info().rss) / GB
+            if peak := self._sum(lambda process: peak_rss(process.pid)):
+                metrics["perf/max_rss_gb"] = peak / GB
         return metrics
 
     def _total(self) -> float:
@@ -51,3 +57,12 @@ class CpuTime:
             with suppress(psutil.NoSuchProcess):
                 total += read(process)
         return total
+
+
+def peak_rss(pid: int) -> int:
+    """Peak resident memory of a process, bytes: VmHWM of Linux; 0 where it cannot be read."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return 0

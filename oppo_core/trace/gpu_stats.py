@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import torch
 
+from oppo_estimate.device_speed import stated_gpu
+
 SAMPLING_INTERVAL_S = 0.25
 MIN_WINDOW_S = 0.1  # shortest window of GPM
 GB = 1e9
@@ -21,10 +23,6 @@ COUNTERS = {
     "sm_util": "NVML_GPM_METRIC_SM_UTIL", "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
     "tensor_util": "NVML_GPM_METRIC_ANY_TENSOR_UTIL", "dram_util": "NVML_GPM_METRIC_DRAM_BW_UTIL",
 }  # fmt: skip
-
-
-# Vendors' peak rates for dense bfloat16 matrix products, operations per second: the usual reference of MFU.
-STATED_FLOPS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 class GpuStats:
@@ -56,8 +54,9 @@ class GpuStats:
 
 
 def stated_flops(name: str) -> float | None:
-    """The vendor's peak rate for a GPU of this name, operations per second; None if unknown."""
-    return next((rate for part, rate in STATED_FLOPS.items() if part in name), None)
+    """The vendor's peak rate for a GPU of this name, the usual reference of MFU, operations per second; None if unknown."""
+    gpu = stated_gpu(name)
+    return None if gpu is None else gpu.flops
 
 
 class Driver:

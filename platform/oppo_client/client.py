@@ -74,7 +74,10 @@ class Client:
         project: str | int | None = None,
         overrides: Changes | None = None,
     ) -> dict[str, Any]:
-        """Validate a spec without queueing a run: `{"ok", "problems", "spec", "yaml"}`; a valid `spec` includes defaults."""
+        """Validate a spec without queueing a run: `{"ok", "problems", "spec", "yaml", "chosen", "plan"}`.
+
+        A valid `spec` includes defaults; its `plan` has memory, time, start and saving of the run, None for an invalid one.
+        """
         body = submit_body(spec, yaml, project, overrides)
         return self._session.json(post("runs/validate", body, idempotency_key=False), VALIDATION)
 

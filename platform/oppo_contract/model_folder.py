@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,25 @@ PICKLED = "pytorch_model*.bin"
 # Set to 1 by a worker's operator: engines may download models by hub id.
 ALLOW_HUB = "OPPO_ALLOW_HUB"
 CLASSIFIER = "ForSequenceClassification"
+
+# Names that GPT-2's family gives the same sizes in config.json.
+CONFIG_ALIASES = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSizes:
+    """Sizes in a config.json: layers, hidden width, vocabulary, longest sequence, and numbers cached per token."""
+
+    layers: int
+    width: int
+    vocab: int
+    context: int
+    cached: int
 
 
 class ModelFolderError(ValueError):
@@ -153,6 +173,32 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelFolderError(f"{folder / 'config.json'} is not a JSON object")
     return config
+
+
+def config_sizes(config: dict[str, Any]) -> ConfigSizes | None:
+    """The sizes of a config.json, ours or Hugging Face's; None if one is missing or no whole number."""
+    if config.get("model_type") == TINY:
+        tiny = config.get("architecture")
+        names = ("layers", "hidden", "vocab", "context")
+        values = [_whole(tiny.get(name)) if isinstance(tiny, dict) else 0 for name in names]
+        layers, width, vocab, context = values
+        return ConfigSizes(layers, width, vocab, context, 2 * layers * width) if all(values) else None
+    nested = config.get("text_config")
+    sizes: dict[str, Any] = nested if isinstance(nested, dict) and nested else config
+    layers, width, heads, context = (
+        _whole(sizes.get(name)) or _whole(sizes.get(alias)) for name, alias in CONFIG_ALIASES.items()
+    )
+    vocab = _whole(sizes.get("vocab_size"))
+    if not (layers and width and heads and context and vocab):
+        return None
+    kv_heads = _whole(sizes.get("num_key_value_heads")) or heads
+    head_width = _whole(sizes.get("head_dim")) or width // heads
+    return ConfigSizes(layers, width, vocab, context, 2 * layers * kv_heads * head_width)
+
+
+def _whole(value: object) -> int:
+    """A positive whole number; 0 for any other value."""
+    return value if type(value) is int and value > 0 else 0
 
 
 def weight_files(folder: Path) -> list[Path]:

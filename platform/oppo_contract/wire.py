@@ -37,6 +37,9 @@ ADDED_IN_VERSION: dict[tuple[str, str], int] = {
     ("Claimed", "rendezvous"): 3,
     ("CatalogueEntry", "weights"): 4,
     ("CatalogueEntry", "problem"): 4,
+    ("CatalogueEntry", "layers"): 5,
+    ("CatalogueEntry", "width"): 5,
+    ("CatalogueEntry", "cached"): 5,
     ("NodeHeartbeat", "deleted"): 4,
     ("NodeHeartbeat", "disks"): 4,
     ("NodeOrders", "delete"): 4,
@@ -82,6 +85,9 @@ class CatalogueEntry(WireModel):
     vocab: int = Field(0, ge=0, le=MAX_TOKENS)
     rows: int = Field(0, ge=0)
     weights: int = Field(0, ge=0, le=2**63 - 1, description="Numbers in a model's safetensors.")
+    layers: int = Field(0, ge=0, le=MAX_TOKENS, description="Of a model, as in its config.json; the platform's plan needs them.")
+    width: int = Field(0, ge=0, le=MAX_TOKENS, description="Hidden size.")
+    cached: int = Field(0, ge=0, le=MAX_TOKENS, description="Numbers in its KV cache per token.")
     problem: str = Field("", max_length=MAX_PROBLEM, description="Why no run can use it, as text; empty: no known problem.")
 
 

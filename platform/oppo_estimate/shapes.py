@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from oppo_contract.model_folder import TINY, ModelFolderError, count_weights, find_model, hub_allowed, may_be_hub_id, read_config
+from oppo_contract.model_folder import (
+    TINY,
+    ModelFolderError,
+    config_sizes,
+    count_weights,
+    find_model,
+    hub_allowed,
+    may_be_hub_id,
+    read_config,
+)
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 
 Head = Literal["lm", "scalar"]
-# Names that GPT-2's family gives the same sizes in config.json.
-ALIASES = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     config = read_config(folder)
     if config.get("model_type") == TINY:
         return tiny_shape(TinyArchitecture.model_validate(config["architecture"]), head)
-    return _huggingface_shape(config, folder)
+    sizes = config_sizes(config)
+    if sizes is None:
+        return None
+    return Shape(count_weights(folder), sizes.layers, sizes.width, sizes.vocab, sizes.context, sizes.cached)
 
 
 def tiny_shape(architecture: TinyArchitecture, head: Head) -> Shape:
@@ -61,18 +66,3 @@ def tiny_shape(architecture: TinyArchitecture, head: Head) -> Shape:
     if head == "scalar":
         weights += a.hidden + 1
     return Shape(weights, a.layers, a.hidden, a.vocab, a.context, 2 * a.layers * a.hidden)
-
-
-def _huggingface_shape(config: dict[str, Any], folder: Path) -> Shape | None:
-    sizes: dict[str, Any] = config.get("text_config") or config
-
-    def size(name: str) -> int | None:
-        return sizes.get(name) or sizes.get(ALIASES.get(name, name))
-
-    layers, width, heads, context = (size(name) for name in ALIASES)
-    vocab = size("vocab_size")
-    if not (layers and width and heads and context and vocab):
-        return None
-    kv_heads = size("num_key_value_heads") or heads
-    head_width = size("head_dim") or width // heads
-    return Shape(count_weights(folder), layers, width, vocab, context, 2 * layers * kv_heads * head_width)

@@ -24,6 +24,9 @@ CATALOGUE = [
         context=768,
         vocab=64,
         weights=600_000,
+        layers=4,
+        width=256,
+        cached=2048,
     ),
     wire.CatalogueEntry(
         id="letters/other-actor",
@@ -35,6 +38,9 @@ CATALOGUE = [
         context=768,
         vocab=64,
         weights=600_000,
+        layers=4,
+        width=256,
+        cached=2048,
     ),
     wire.CatalogueEntry(
         id="letters/reward",
@@ -46,6 +52,9 @@ CATALOGUE = [
         context=768,
         vocab=64,
         weights=600_000,
+        layers=4,
+        width=256,
+        cached=2048,
     ),
     wire.CatalogueEntry(id="letters/prompts.jsonl", kind="prompts", bytes=60_000, rows=1024),
 ]

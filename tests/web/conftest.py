@@ -51,7 +51,7 @@ class Worker:
 
     def heartbeat(self, devices: int = 1, kind: str = "cpu", attempts: Any = (), catalogue: Any = None) -> dict[str, Any]:
         """The agent's report; returns its orders."""
-        report = [{"index": i, "kind": kind, "model": "m", "memory_bytes": 1} for i in range(devices)]
+        report = [{"index": i, "kind": kind, "model": "m", "memory_bytes": 16 << 30} for i in range(devices)]
         running = [{"attempt_id": a, "epoch": e} for a, e in attempts]
         reply = self.post("heartbeat", {"devices": report, "attempts": running, "catalogue": catalogue}, self.token)
         assert reply.status_code == 200, reply.content

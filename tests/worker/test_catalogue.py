@@ -174,6 +174,30 @@ def test_links_are_followed_inside_the_roots_and_named_outside_as_the_engine_doe
     assert find("out", roots) == other / "out"
 
 
+def test_shapes_of_models_are_those_that_the_estimate_reads(tmp_path: Path) -> None:
+    llama = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 99, "max_position_embeddings": 128,
+    }  # fmt: skip
+    tiny = {"hidden": 32, "layers": 2, "heads": 4, "context": 64, "vocab": 16}
+    configs = {
+        "llama": llama, "nested": {"architectures": ["X"], "text_config": llama},
+        "ours": {"model_type": "oppo_tiny", "architecture": tiny},
+        "other": llama | {"hidden_size": "wide"}, "huge": llama | {"hidden_size": 2**40},
+    }  # fmt: skip
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    catalogue = Catalogue([tmp_path])
+    catalogue.refresh()
+    shapes = {entry.id: (entry.layers, entry.width, entry.cached) for entry in catalogue.entries}
+    llama_shape = (3, 64, 2 * 3 * 2 * 16)
+    unknown = (0, 0, 0)
+    assert shapes == {
+        "llama": llama_shape, "nested": llama_shape, "ours": (2, 32, 128), "other": unknown, "huge": unknown,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("odd", [-1, 1e400, 2**31, "many", [4096], {"text": 1}, None])
 def test_invalid_sizes_are_unknown(odd: object) -> None:
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": odd, "vocab_size": odd}

@@ -15,10 +15,10 @@ from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.storage.database_disk import require_database_space
 from oppo_platform.usecases.check_spec import check_spec
+from oppo_platform.usecases.run_plan import submit_planned
 
 LONGEST_NAME, MOST_CHANGES = 120, 200
 CHANGES = 'Other values at dotted paths of the spec: `{"overlap.overcommit.max": 8}`; a number is an index into a list.'
@@ -81,5 +81,5 @@ def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int 
     require_database_space()
     spec = fork_spec(run.spec, run.pk, step)
     spec["name"] = body.name or spec["name"]
-    born = submit_run(user, run.project, check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id))
+    born = submit_planned(user, run.project, check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id))
     return Status(201, {"id": born.pk, "url": runs.run_url(born.pk), "name": born.name, "state": born.state})

@@ -32,8 +32,13 @@ def get_run_row(request: HttpRequest, run_id: int) -> Run:
 
 
 def get_run_summary(request: HttpRequest, run_id: int) -> runs.RunSummary:
-    """The run with its summary. Raises `Run.DoesNotExist`, also for another team's."""
-    return runs.run_summary(runs.get_run(caller(request), _possible(run_id)))
+    """The run's summary. Raises `Run.DoesNotExist`, also for another team's."""
+    return runs.run_summary(get_full_run(request, run_id))
+
+
+def get_full_run(request: HttpRequest, run_id: int) -> Run:
+    """The run with everything that its summary needs. Raises `Run.DoesNotExist`, also for another team's."""
+    return runs.get_run(caller(request), _possible(run_id))
 
 
 def managing_actor(request: HttpRequest, run_id: int) -> str:

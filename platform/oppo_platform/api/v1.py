@@ -45,6 +45,7 @@ from oppo_platform.api.lookups import (
     RunId,
     caller,
     chosen_project,
+    get_full_run,
     get_run_row,
     get_run_summary,
     managing_actor,
@@ -61,13 +62,14 @@ from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
-from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
 from oppo_platform.storage.trash import DeletionRefused
 from oppo_platform.telemetry.sample_columns import TooManyColumns
 from oppo_platform.usecases.check_spec import check_spec, chosen_values
+from oppo_platform.usecases.plan_review import RunDetail, run_detail
+from oppo_platform.usecases.run_plan import Plan, plan_run, submit_planned
 
 api = DescribedAPI(
     title="OPPO Platform", version="1", auth=PERSON, renderer=FastJson(), docs_url=None, openapi_url=None, urls_namespace="api"
@@ -165,18 +167,25 @@ class ChosenValue(TypedDict):
 
 
 class Validated(TypedDict):
-    """A checked spec: with every default if it is valid, otherwise as sent. `chosen`: values of empty settings, by path."""
+    """A checked spec: with every default if it is valid, otherwise as sent.
+
+    `chosen`: values of empty settings, by path; `plan`: memory, time and start of the run, null for an invalid spec.
+    """
 
     ok: bool
     problems: list[SpecComplaint]
     spec: dict[str, Any] | None
     yaml: str | None
     chosen: dict[str, ChosenValue]
+    plan: Plan | None
 
 
 @api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
 def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
-    """`{"ok", "problems", "spec", "yaml", "chosen"}`: the spec with every default if it is valid, otherwise as sent."""
+    """`{"ok", "problems", "spec", "yaml", "chosen", "plan"}`: the spec with every default if it is valid, otherwise as sent.
+
+    `plan`: memory of each device, duration, start, and what overlap saves (docs/planning.md).
+    """
     user = caller(request)
     try:
         project = chosen_project(user, body.project)
@@ -190,10 +199,18 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
     except SpecError as error:
         spec, yaml = _as_given(body)
         problems = [p.as_dict() for p in (*unknown, *error.problems)]
-        return Validated(ok=False, problems=problems, spec=spec, yaml=yaml, chosen={})
+        return Validated(ok=False, problems=problems, spec=spec, yaml=yaml, chosen={}, plan=None)
     spec = checked.model_dump(mode="json")
-    chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in chosen_values(checked).items()}
-    return Validated(ok=not unknown, problems=[p.as_dict() for p in unknown], spec=spec, yaml=dump_yaml(spec), chosen=chosen)
+    values = chosen_values(checked)
+    chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in values.items()}
+    return Validated(
+        ok=not unknown,
+        problems=[p.as_dict() for p in unknown],
+        spec=spec,
+        yaml=dump_yaml(spec),
+        chosen=chosen,
+        plan=plan_run(checked, values, team_id),
+    )
 
 
 def _unknown_project(user: User, requested: int | str | None) -> SpecProblem:
@@ -226,7 +243,7 @@ def submit(request: HttpRequest, body: SpecBody) -> Any:
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
     require_database_space()
-    run = submit_run(user, project, body.checked(project.team_id))
+    run = submit_planned(user, project, body.checked(project.team_id))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 
 
@@ -235,9 +252,9 @@ api.get("runs", summary="Runs of your teams")(run_lists.list_runs)
 
 
 @api.get("runs/{int:run_id}", summary="One run")
-def show_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
-    """The run's summary."""
-    return get_run_summary(request, run_id)
+def show_run(request: HttpRequest, run_id: RunId) -> RunDetail:
+    """The run's summary, and its plan with what happened."""
+    return run_detail(get_full_run(request, run_id))
 
 
 api.delete("runs/{int:run_id}", summary="Delete a run", operation_id="delete_run")(storage.delete)

@@ -109,6 +109,9 @@ class CatalogueItem(models.Model):
     vocab = models.PositiveIntegerField(default=0)
     rows = models.PositiveBigIntegerField(default=0)
     weights = models.PositiveBigIntegerField(default=0)
+    layers = models.PositiveIntegerField(default=0)
+    width = models.PositiveIntegerField(default=0)
+    cached = models.PositiveIntegerField(default=0)
     problem = models.CharField(max_length=2000, blank=True, default="")
 
     class Meta:

@@ -41,6 +41,9 @@ def live_catalogue() -> list[CatalogueEntry]:
             vocab=i.vocab,
             rows=i.rows,
             weights=i.weights,
+            layers=i.layers,
+            width=i.width,
+            cached=i.cached,
             problem=i.problem,
         )
         for i in items

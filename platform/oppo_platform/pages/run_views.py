@@ -17,6 +17,7 @@ from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import team_rules
+from oppo_platform.pages.plan_table import plan_table
 from oppo_platform.projects.access import may_submit
 from oppo_platform.projects.chart_layouts import chart_layout
 from oppo_platform.runs.access import may_manage
@@ -60,7 +61,8 @@ def training(request: HttpRequest, run_id: int) -> HttpResponse:
     limits: dict[str, Any] = {
         str(name): rules[name].threshold if rules[name].on else None for name in (Condition.KL_ABOVE, Condition.BUBBLE_ABOVE)
     }
-    return _page(request, run, "run", "run/training.html", limits | {"layout": chart_layout(request.user, run.project)})
+    more = {"layout": chart_layout(request.user, run.project), "plan": plan_table(run)}
+    return _page(request, run, "run", "run/training.html", limits | more)
 
 
 @require_GET

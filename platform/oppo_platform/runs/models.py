@@ -32,6 +32,7 @@ class Run(models.Model):
     spec_version = models.PositiveSmallIntegerField()
     preset = models.CharField(max_length=32)
     devices = models.PositiveIntegerField(help_text="Devices asked for.")
+    plan = models.JSONField(null=True, help_text="The plan at submission (`usecases.run_plan`); null for older runs.")
     needs = models.JSONField(help_text="What its nodes must offer, and how many they are: {kind, models, prompts, nodes}.")
     priority = models.PositiveSmallIntegerField(default=DEFAULT_PRIORITY, help_text="1 to 99; higher goes first.")
     preemptible = models.BooleanField(default=True, help_text="Whether it may be asked to make room for others.")

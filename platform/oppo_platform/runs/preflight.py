@@ -29,11 +29,18 @@ class ModelFacts:
     context: int
     vocab: int = 0
     weights: int = 0
+    layers: int = 0
+    width: int = 0
+    cached: int = 0
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """Resources of a connected node: devices by kind, usable models and prompts by id, and problems of the others by id."""
+    """Resources of a connected node: devices by kind, usable models and prompts by id, and problems of the others by id.
+
+    `device_model`, `device_memory`: driver's name of its devices and the memory of the smallest, bytes, by kind.
+    """
 
     name: str
     devices: Mapping[str, int]
@@ -46,6 +53,9 @@ class NodeOffer:
     """Names of the rules that its engine finds; None if it does not report them."""
     reward_hosts: frozenset[str] = frozenset()
     """Reward services that its operator allows, as `host` or `host:port`; reported with the rules."""
+    cpus: int = 0
+    device_model: Mapping[str, str] = field(default_factory=dict)
+    device_memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,16 +270,21 @@ def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], having: str) -> I
         yield SpecProblem("resources.nodes", reason, str(spec.resources.nodes), f"at most {most}")
 
 
-def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+def complete_offers(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[NodeOffer]:
+    """Those with all models, prompts and rewards of the spec, whatever their devices."""
     hub = hub_models(spec, offers)
     ids = {w.id for w in required_models(spec)} - hub
     files = {file for _, file in required_files(spec)}
     rules, services = required_rewards(spec)
-    whole = [
+    return [
         offer for offer in offers
         if ids <= offer.models.keys() and files <= offer.prompts and (offer.hub or not hub)
         and (offer.rules is None or ({*rules.values()} <= offer.rules and all(allows_host(offer, s) for s in services.values())))
     ]  # fmt: skip
+
+
+def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    whole = complete_offers(spec, offers)
     if not whole:
         yield SpecProblem("", "needs models, prompts and rewards that are on different workers; no single worker has them all")
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
+from typing_extensions import TypedDict
 
 from oppo_contract.presets import PRESETS
 from oppo_contract.spec import RunSpec
@@ -13,13 +15,28 @@ from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
-from oppo_platform.cluster.models import CatalogueItem, DeviceState
+from oppo_platform.cluster.models import CatalogueItem, DeviceState, Node
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.forks import lock_fork_source
 from oppo_platform.runs.models import Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, hub_models, required_files, required_models
+
+
+class DeviceSizes(TypedDict):
+    """Driver's name of a node's devices and the memory of the smallest, bytes, by kind."""
+
+    device_model: dict[str, str]
+    device_memory: dict[str, int]
+
+
+def _device_sizes(node: Node) -> DeviceSizes:
+    devices = [d for d in node.devices.all() if d.state != DeviceState.GONE and d.memory_bytes]
+    largest_first = sorted(devices, key=lambda device: -device.memory_bytes)
+    return DeviceSizes(
+        device_model={d.kind: d.model for d in largest_first}, device_memory={d.kind: d.memory_bytes for d in largest_first}
+    )
 
 
 def node_offers() -> list[NodeOffer]:
@@ -32,10 +49,14 @@ def node_offers() -> list[NodeOffer]:
             name=node.name,
             devices=Counter(d.kind for d in node.devices.all() if d.state != DeviceState.GONE),
             models={
-                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab, c.weights)
+                c.entry_id: ModelFacts(
+                    c.task, c.tokenizer_digest, c.context, c.vocab, c.weights, c.layers, c.width, c.cached, c.architecture
+                )
                 for c in node.catalogue.all()
                 if c.kind == "model" and not c.problem
             },
+            cpus=node.cpus,
+            **_device_sizes(node),
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts" and not c.problem),
             hub=any(c.kind == "hub" for c in node.catalogue.all()),
             rules=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "rule") or None,  # we have some ourselves
@@ -47,8 +68,10 @@ def node_offers() -> list[NodeOffer]:
 
 
 @transaction.atomic
-def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
+def submit_run(user: User, project: Project, spec: RunSpec, plan: dict[str, Any] | None = None) -> Run:
     """Queue a checked spec. The caller has checked that the user may submit to the project.
+
+    `plan`: the plan of the run (`usecases.run_plan`), with which its page compares what happened.
 
     Raises:
         SpecError: its checkpoint was deleted since the check.
@@ -77,6 +100,7 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         begins_with=begins_with,
         forked_run=begins_with.run_id if begins_with else None,
         forked_step=begins_with.step if begins_with else None,
+        plan=plan,
     )
     actor = audit.actor_name(user)
     Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)
@@ -86,9 +110,9 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
     return run
 
 
-def node_requirements(spec: RunSpec) -> dict[str, Any]:
-    """Requirements on a node, in short: the scheduler reads them instead of the whole spec."""
-    hub = hub_models(spec, node_offers())
+def node_requirements(spec: RunSpec, offers: Sequence[NodeOffer] | None = None) -> dict[str, Any]:
+    """Requirements on a node, in short: the scheduler reads them, not the whole spec. `offers`: `node_offers()`, if known."""
+    hub = hub_models(spec, node_offers() if offers is None else offers)
     models = sorted({requested.id for requested in required_models(spec)} - hub)
     prompts = sorted({file for _, file in required_files(spec)})
     needs = {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import attempt_ranges
+from oppo_platform.telemetry.metric_reader import AttemptRange, attempt_ranges
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.timeline_downsampling import KINDS, DownsampledSteps, StoredStep, unpack_downsampled
 
@@ -33,12 +35,15 @@ class OverlapSavings(TypedDict):
     saved_s: float
 
 
-def overlap_savings(run: Run) -> OverlapSavings:
-    """Time saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
+def overlap_savings(run: Run, most_steps: int = MOST_STEPS, ranges: Sequence[AttemptRange] | None = None) -> OverlapSavings:
+    """Time saved so far, from all recorded steps, or from at most `most_steps` spread evenly over a longer run.
+
+    `ranges`: the run's `attempt_ranges`, if known.
+    """
     ids: list[int] = []
-    for part in attempt_ranges(run):
+    for part in attempt_ranges(run) if ranges is None else ranges:
         ids += part.visible(SpanBatch.objects.order_by("step")).values_list("pk", flat=True)
-    sampled_ids = ids[:: -(-len(ids) // MOST_STEPS) or 1]
+    sampled_ids = ids[:: -(-len(ids) // most_steps) or 1]
     rows = SpanBatch.objects.filter(pk__in=sampled_ids).values_list("step", "far")
     stored = [StoredStep(step, bytes(packed), 0.0) for step, packed in rows]
     sampled = unpack_downsampled(stored)

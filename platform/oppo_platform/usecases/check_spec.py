@@ -17,7 +17,8 @@ from oppo_platform.runs.forks import fork_problems
 from oppo_platform.runs.preflight import find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.build_snapshot import empty_cluster, parse_needs
+from oppo_platform.scheduling.build_snapshot import empty_cluster
+from oppo_platform.scheduling.predicted_start import waiting_run
 from oppo_platform.storage.quotas import storage_problems
 
 # The setting to change, by the policy's reason code; other codes concern the spec as a whole.
@@ -66,8 +67,7 @@ def chosen_values(spec: RunSpec) -> dict[str, Chosen]:
 def _infeasible_request(spec: RunSpec, team_id: int) -> list[SpecProblem]:
     """Why the run could not start even on an empty cluster within the team's quota; empty if it could."""
     devices = spec.resources.devices
-    kind, nodes, needs = parse_needs(node_requirements(spec))
-    run = policy.WaitingRun(run_id=0, team_id=team_id, devices=devices, nodes=nodes, kind=kind, needs=needs)
+    run = waiting_run(spec, node_requirements(spec), team_id)
     reason = policy.feasible_ever(run, empty_cluster(clock.now()))
     if reason is None:
         return []

@@ -34,6 +34,17 @@ const deviceTime = (hours) =>
 /* A duration within a step: 76 ms, 1.75 s. */
 const brief = (seconds) =>
   !known(seconds) ? NONE : seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${figure(seconds)} s`;
+/* 71.8 GiB, 310 MiB, 12 KiB: three significant digits. */
+function bytes(count) {
+  if (!known(count)) return NONE;
+  const [unit, one] = [
+    ["TiB", 2 ** 40],
+    ["GiB", 2 ** 30],
+    ["MiB", 2 ** 20],
+    ["KiB", 2 ** 10],
+  ].find(([, size]) => count >= 0.9995 * size) || ["bytes", 1];
+  return `${figure(count / one)} ${unit}`;
+}
 const two = (n) => String(n).padStart(2, "0");
 const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 function when(date) {
@@ -52,4 +63,4 @@ function times(root) {
     node.dataset.local = "";
   });
 }
-export { known, NONE, whole, fixed, percent, figure, plain, duration, deviceTime, ratio, brief, clock, when, times };
+export { known, NONE, whole, fixed, percent, figure, plain, duration, deviceTime, ratio, brief, bytes, clock, when, times };

@@ -6,6 +6,7 @@ import { el, icon, readJson, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { liveFragment } from "../core/live-fragment.js";
 import { submitFields } from "./fields.js";
+import { planCard } from "./plan.js";
 import * as S from "./spec.js";
 
 const WAIT_MS = 250;
@@ -33,6 +34,13 @@ const fields = submitFields(form, catalogue, (input) => {
   if (input === nameBox) named = true;
   fields.write(input, spec);
   suggestName();
+  changed("form");
+});
+
+const card = planCard((settings) => {
+  touched = true;
+  Object.entries(settings).forEach(([path, value]) => S.set(spec, path, value));
+  fill();
   changed("form");
 });
 
@@ -71,6 +79,7 @@ async function check() {
   if (side === "yaml" && reply.spec) spec = reply.spec;
   readable = Boolean(reply.spec);
   fields.showDefaults(reply.chosen || {}, reply.ok ? reply.spec : null);
+  card.show(reply.plan);
   fill();
   showVerdict();
 }

@@ -18,9 +18,9 @@ from oppo_core.checkpointing.export import export_actor
 from oppo_core.checkpointing.save_restore import CheckpointError
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.preflight import PreflightError, error_text, preflight, require_preflight
-from oppo_core.rollout.build import decode_slots
 from oppo_core.training.optimizer import tensor_bytes
 from oppo_estimate.memory import Role, checkpoint_bytes, memory_items
+from oppo_estimate.roles import decode_slots
 from oppo_estimate.shapes import Shape, read_shape
 
 RULE = {"model": None, "rule": "letters:score"}

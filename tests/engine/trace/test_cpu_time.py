@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from oppo_core.trace.cpu_time import CpuTime
+from oppo_core.trace.cpu_time import CpuTime, peak_rss
 
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint('done', flush=True)\nimport sys; sys.stdin.read()"
 
@@ -23,6 +23,23 @@ def test_resident_memory_of_all_processes() -> None:
         assert measured.take()["perf/rss_gb"] == pytest.approx(before + 0.21, abs=0.05)
         child.kill()
     assert "perf/rss_gb" not in CpuTime().take(), "a GPU's run has its GPU's memory instead"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports other processes' peaks")
+def test_peak_memory_stays_when_it_is_released() -> None:
+    measured = CpuTime(memory=True)
+    before = measured.take()
+    fill = "held = bytearray(200 * 10**6)\nfor at in range(0, len(held), 4096): held[at] = 1"
+    hold = f"{fill}\ndel held\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        after = measured.take()
+        assert after["perf/max_rss_gb"] >= before["perf/max_rss_gb"] + 0.2
+        assert after["perf/rss_gb"] < before["perf/rss_gb"] + 0.1
+        child.kill()
+    assert peak_rss(2**31 - 1) == 0, "no such process"
+    assert "perf/max_rss_gb" not in CpuTime().take()
 
 
 def test_cpu_seconds_of_children_count_once() -> None:
