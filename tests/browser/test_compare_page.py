@@ -141,7 +141,7 @@ def test_a_fork_begins_at_a_mark_on_its_curve(visit, two_runs):
       const { build } = await import("/static/js/compare/charts.js");
       const curve = { x: [5, 6], y: [1, 2], raw: [1, 2] };
       const entry = { key: 1, label: "a", ids: [1], colour: 1, dash: 0, group: null };
-      const view = { picked: null, smooth: 0, axis: "step", zoom: null, outliers: false };
+      const view = { picked: null, smooth: 0, axis: "step", zoom: null, outliers: false, log: [] };
       const reply = { runs: [{ id: 1, forked_from: { run: 2, step: 4 } }], groups: [], target: null };
       const v = { view, reply, colours: new Map([[1, 1]]), axis: axisOf("step", 9), many: false, resets: 0 };
       const made = build("reward", { shown: [{ entry, ...curve }], runs: new Map([[1, curve]]) }, v);

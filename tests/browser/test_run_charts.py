@@ -99,7 +99,7 @@ def test_charts_are_pinned_moved_drawn_large_and_shared_with_the_project(visit, 
     page.fill("#chart-title", "losses")
     page.fill("#chart-key", "vf_lo")
     page.keyboard.press("Enter")
-    page.fill("#chart-key", "actor/pg_loss")
+    page.fill("#chart-key", "objective/kl")
     page.keyboard.press("Enter")
     page.fill("#chart-key", "no such")
     page.keyboard.press("Enter")

@@ -51,6 +51,7 @@ export function moreCharts({ view, metrics, choose, leave, axisTitle }) {
     if (!metrics().includes(key)) return setText($("chart-status"), `None of these runs has a metric “${key}”.`);
     if (charts.length >= MOST_CHARTS) return setText($("chart-status"), `At most ${MOST_CHARTS} charts can be added.`);
     input.value = "";
+    close();
     setText($("chart-status"), "");
     return choose({ charts: [...charts, key] });
   }
@@ -78,9 +79,12 @@ export function moreCharts({ view, metrics, choose, leave, axisTitle }) {
         .map((key) => ({ key, title: key, says: "" })),
       input.value,
     );
-  combobox(input, $("chart-words"), {
+  const { close } = combobox(input, $("chart-words"), {
     offer,
-    onTake: (option) => add(option.text),
+    onTake(option) {
+      add(option.text);
+      return false;
+    },
     onEnter() {
       const found = offer();
       if (input.value.trim()) add(found.length === 1 ? found[0].text : input.value.trim());

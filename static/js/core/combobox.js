@@ -1,8 +1,9 @@
 /* A text input with suggestions, an ARIA combobox: arrows choose, Enter takes the chosen one, Tab also a single one, Escape
    closes.
-     const refresh = combobox(input, list, { load, offer, onTake, onEnter })
-   `load()`: called on focus, resolves when suggestions can be offered; `offer()` → [{ text, says, … }]; `onTake(option)`;
-   `onEnter()`: Enter with none chosen, otherwise the form's own. */
+     const { refresh, close } = combobox(input, list, { load, offer, onTake, onEnter })
+   `load()`: called on focus, resolves when suggestions can be offered; `offer()` → [{ text, says, … }]; `onTake(option)`, after
+   which the list shows what is offered next, unless it returns false; `onEnter()`: Enter with none chosen, otherwise the form's
+   own. */
 import { el } from "./dom.js";
 
 const MOST = 9;
@@ -38,8 +39,7 @@ export function combobox(input, list, { load = async () => {}, offer, onTake, on
     list.children[chosen].scrollIntoView({ block: "nearest" });
   }
   function take(i) {
-    onTake(shown[i]);
-    refresh();
+    if (onTake(shown[i]) !== false) refresh();
   }
   function actOf(e) {
     const { key } = e;
@@ -67,5 +67,5 @@ export function combobox(input, list, { load = async () => {}, offer, onTake, on
     e.preventDefault(); // the input keeps the focus
     if (node) take([...list.children].indexOf(node));
   });
-  return refresh;
+  return { refresh, close };
 }

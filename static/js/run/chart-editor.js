@@ -34,7 +34,7 @@ function enter() {
   const found = offer();
   if (input.value.trim()) add(found.length === 1 ? found[0].text : input.value.trim());
 }
-const refresh = combobox(input, $("chart-words"), { offer, onTake: (option) => add(option.text), onEnter: enter });
+const { refresh } = combobox(input, $("chart-words"), { offer, onTake: (option) => add(option.text), onEnter: enter });
 $("chart-save").addEventListener("click", () => {
   if (!chosen.keys().length) {
     setText(status, "Add at least one metric.");

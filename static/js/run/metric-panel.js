@@ -81,6 +81,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
       );
   }
   const panel = { chart, node, plot, draw, purge, read, drawn: false };
+  read(null);
   return panel;
 }
 function centred(text) {

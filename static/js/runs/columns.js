@@ -62,7 +62,7 @@ const chosen = chosenList(list, {
   empty: () => input.focus(),
   labels: ["Move left:", "Move right:"],
 });
-const refresh = combobox(input, words, { load, offer, onTake: (option) => add(option.text), onEnter: enter });
+const { refresh } = combobox(input, words, { load, offer, onTake: (option) => add(option.text), onEnter: enter });
 $("columns-show").addEventListener("click", show);
 $("columns-usual").addEventListener("click", () => {
   chosen.clear();
