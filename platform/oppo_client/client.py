@@ -54,17 +54,19 @@ class Client:
         yaml: str | None = None,
         project: str | int | None = None,
         overrides: Changes | None = None,
+        tags: Iterable[str] = (),
     ) -> Run:
         """Queue a run.
 
         Args:
             spec: the name of a YAML file, or the spec as a mapping. yaml: the spec as text.
             project: name or number; default: the first project of the token's team.
-            overrides: values by dotted path: `{"overlap.overcommit.max": 8, "seed": 2}`.
+            overrides: values by dotted path: `{"overlap.overcommit.max": 8, "seed": 2}`. tags: tags of the run.
 
         Raises `Refused` with one error per invalid field.
         """
-        return Run(self._session, fetch_created_run(self._session, "runs", submit_body(spec, yaml, project, overrides)))
+        body = {**submit_body(spec, yaml, project, overrides), "tags": list(tags)}
+        return Run(self._session, fetch_created_run(self._session, "runs", body))
 
     def validate(
         self,
@@ -131,9 +133,13 @@ class Client:
         """A team's alert webhooks; for its owners."""
         return fetch_all(self._session, f"teams/{int(team)}/webhooks")
 
-    def add_webhook(self, team: int, url: str, conditions: Iterable[str]) -> dict[str, Any]:
-        """Post a team's alerts to an https URL. Returns the webhook with its `secret`, which is shown only here."""
-        return self._session.json(post(f"teams/{int(team)}/webhooks", {"url": url, "conditions": list(conditions)}))
+    def add_webhook(self, team: int, url: str, conditions: Iterable[str], format: str | None = None) -> dict[str, Any]:
+        """Post a team's alerts to an https URL, as `json`, `slack` or `discord`; by default the URL's host decides.
+
+        Returns the webhook with its `secret`, which is shown only here.
+        """
+        body = {"url": url, "conditions": list(conditions), "format": format}
+        return self._session.json(post(f"teams/{int(team)}/webhooks", body))
 
     def change_webhook(self, team: int, webhook: int, *, on: bool, conditions: Iterable[str]) -> dict[str, Any]:
         """Enable or disable a webhook and set its alert conditions."""

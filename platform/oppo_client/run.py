@@ -78,6 +78,14 @@ class Run(RunBase):
         """Add and remove tags."""
         return self._post("tags", add=list(add), remove=list(remove))
 
+    def rename(self, name: str) -> Run:
+        """Rename the run; its spec keeps the name that it was submitted with."""
+        return self._post("rename", name=name)
+
+    def note(self, text: str) -> Run:
+        """Replace the run's notes, Markdown; `run.notes()` reads them."""
+        return self._post("notes", text=text)
+
     def pin(self) -> Run:
         """Make the run its project's baseline."""
         return self._post("pin")
@@ -193,6 +201,10 @@ class Run(RunBase):
     def provenance(self) -> list[dict[str, Any]]:
         """`{"attempt", "provenance"}`, newest first: commits, versions, models, prompts and the command that repeats the run."""
         return fetch_all(self._session, f"runs/{self.id}/provenance")
+
+    def notes(self) -> str:
+        """Notes on the run, Markdown."""
+        return str(self._session.json(get(f"runs/{self.id}"))["notes"])
 
     def usage(self) -> dict[str, Any]:
         """`{"device_hours", "devices"}`: device-hours so far, and devices held now."""

@@ -24,9 +24,9 @@ from oppo_platform.alerts.webhooks import add_webhook
 from oppo_platform.cluster.models import CatalogueItem, Device, Node, Pool
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.runs.labels import change_tags
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run, SavedView, Transition
 from oppo_platform.runs.saved_views import save_view
-from oppo_platform.runs.tags import change_tags
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.scheduling.models import WaitingReason
 from oppo_platform.storage.trash import delete_run

@@ -96,8 +96,11 @@ def _mark_failed_try(delivery: Delivery, error: DeliveryError) -> None:
 
 
 def _post(delivery: Delivery) -> int:
-    hook, body = delivery.webhook, delivery.body.encode()
+    hook, text = delivery.webhook, delivery.body
     assert hook is not None
+    if hook.format != hook.Format.JSON:
+        text = messages.as_chat_message(text, hook.Format(hook.format))
+    body = text.encode()
     if not hook.on and delivery.about != Delivery.About.TEST:
         raise DeliveryError("The webhook was disabled.", final=True)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -11,7 +12,7 @@ from django.conf import settings
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.models import Team, User
-from oppo_platform.alerts.models import Alert
+from oppo_platform.alerts.models import Alert, Webhook
 from oppo_platform.alerts.policy import LIMITS, Condition
 from oppo_platform.clock import iso
 from oppo_platform.runs.models import Run
@@ -83,6 +84,40 @@ def test_body(team: Team, actor: User, at: datetime) -> str:
     """The body of a test message."""
     data = {"team": team.name, "user": actor.username, "why": "Test message, requested with “Send test”."}
     return json.dumps({"type": "alert.test", "timestamp": iso(at), "data": data})
+
+
+def as_chat_message(body: str, format: Webhook.Format) -> str:
+    """A webhook's JSON body as the message of a chat service: a link to the run, the alert and why.
+
+    Names are written by users: nothing in them is markup or mentions anybody.
+    """
+    message = json.loads(body)
+    data = message["data"]
+    run, alert = data.get("run"), data.get("alert")
+    if run is None or alert is None:
+        return _CHAT[format](f"OPPO: {data['why']}", "", "")
+    title = alert["title"] if message["type"] == "alert.opened" else f"{alert['title']}: resolved"
+    why = alert["why"] if message["type"] == "alert.opened" else alert["closed_why"] or alert["why"]
+    place = f"{run['team']} / {run['project']}, {run['user']}, step {run['step']} of {run['total_steps']}"
+    return _CHAT[format](f"{title}\n{why}\n{place}", f"{run['name']} #{run['id']}", run["url"])
+
+
+def _slack(text: str, name: str, url: str) -> str:
+    def escaped(part: str) -> str:
+        return part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    link = f"<{url}|{escaped(name).replace('|', '¦')}> " if url else ""
+    return json.dumps({"text": f"{link}{escaped(text)}", "unfurl_links": False})
+
+
+def _discord(text: str, name: str, url: str) -> str:
+    embed = {"title": name[:256], "url": url, "description": _PLAIN.sub(r"\\\1", text)[:4000]} if url else None
+    message = {"embeds": [embed]} if embed else {"content": text}
+    return json.dumps({**message, "allowed_mentions": {"parse": []}})
+
+
+_PLAIN = re.compile(r"([\\*_~`|>#\[\]()])")  # markup of Discord
+_CHAT = {Webhook.Format.SLACK: _slack, Webhook.Format.DISCORD: _discord}
 
 
 def merge_mails(bodies: Sequence[str]) -> tuple[str, str]:

@@ -130,8 +130,16 @@ class MailChoice(models.Model):
 class Webhook(models.Model):
     """A team's URL that receives alerts by POST. `sealed` is the encrypted secret that signs every message."""
 
+    class Format(models.TextChoices):
+        """Format of the messages: ours, or what a chat service reads."""
+
+        JSON = "json", "JSON, signed"
+        SLACK = "slack", "Slack"
+        DISCORD = "discord", "Discord"
+
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="webhooks")
     url = models.CharField(max_length=2000)
+    format = models.CharField(max_length=8, choices=Format.choices, default=Format.JSON)
     sealed = models.BinaryField()
     conditions = conditions_field()
     on = models.BooleanField(default=True)

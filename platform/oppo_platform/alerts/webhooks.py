@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.db import transaction
@@ -37,11 +38,12 @@ def team_webhooks(team: Team) -> QuerySet[Webhook]:
 
 
 @transaction.atomic
-def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) -> str:
-    """Add a webhook. Returns its secret, which is not shown again.
+def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str], format: str = "") -> str:
+    """Add a webhook. Returns its secret, which is not shown again. Without a format, the host decides (`format_of`).
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: the URL is not allowed, or the team has too many webhooks.
+        PermissionDenied: the actor is no owner. AccountError: the URL is not allowed, the format is unknown, or there are too
+            many webhooks.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     url = url.strip()
@@ -50,12 +52,20 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
         check_host(target.host)
     except UrlNotAllowed as error:
         raise AccountError(str(error)) from None
+    if format and format not in Webhook.Format.values:
+        raise AccountError(f"Unknown format {format}; formats are {', '.join(Webhook.Format.values)}.")
     Team.objects.select_for_update(no_key=True).get(pk=team.pk)
     if Webhook.objects.filter(team=team).count() >= MAX_WEBHOOKS:
         raise AccountError(f"A team has at most {MAX_WEBHOOKS} webhooks.")
     secret = new_secret()
     hook = Webhook.objects.create(
-        team=team, url=url, sealed=b"", conditions=parse_conditions(conditions), created_by=actor, created_at=clock.now()
+        team=team,
+        url=url,
+        format=format or format_of(url),
+        sealed=b"",
+        conditions=parse_conditions(conditions),
+        created_by=actor,
+        created_at=clock.now(),
     )
     Webhook.objects.filter(pk=hook.pk).update(sealed=encryption.encrypt(secret, _place(hook.pk)))
     audit.record(team.pk, actor, "webhook.create", target.host, conditions=hook.conditions)
@@ -115,6 +125,17 @@ def reencrypt_secrets() -> Rotated:
         hook.save(update_fields=["sealed"])
         done["sealed"] += 1
     return done
+
+
+def format_of(url: str) -> Webhook.Format:
+    """The format that the URL's host reads: Slack's and Discord's incoming webhooks have addresses of their own."""
+    target = urlsplit(url)
+    host = (target.hostname or "").lower()
+    if host == "hooks.slack.com":
+        return Webhook.Format.SLACK
+    if host in ("discord.com", "discordapp.com") and target.path.startswith("/api/webhooks/"):
+        return Webhook.Format.DISCORD
+    return Webhook.Format.JSON
 
 
 def webhook_host(hook: Webhook) -> str:

@@ -1,4 +1,4 @@
-"""Lists of runs over HTTP: filtered, sorted, tagged (docs/interfaces.md)."""
+"""Lists of runs over HTTP: filtered, sorted; and their names, tags and notes (docs/interfaces.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from oppo_contract.sections.base import Name
 from oppo_contract.states import RunState
 from oppo_platform.api.lookups import RunId, caller, chosen_project, get_run_row, get_run_summary, managing_actor
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
@@ -18,9 +19,9 @@ from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filter_completion import words
 from oppo_platform.runs.filtering import FilterError
+from oppo_platform.runs.labels import LONGEST_NOTES, MOST_TAGS, TagRefused, change_tags, rename_run, set_notes
 from oppo_platform.runs.lifecycle import archive_run, unarchive_run
 from oppo_platform.runs.pins import pin, pinned_runs, unpin
-from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
 
 router = Router()
 FILTER = "A filter as in the runs table (docs/runs.md), such as `state:running reward>0.5`."
@@ -33,6 +34,22 @@ class TagsBody(Schema):
 
     add: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags to add.")
     remove: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags to remove.")
+
+
+class NameBody(Schema):
+    """A new name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name = Field(description="The run's name, one line of text.")
+
+
+class NotesBody(Schema):
+    """New notes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(max_length=LONGEST_NOTES, pattern=r"^[^\x00]*$", description="Markdown; empty: no notes.")
 
 
 class FilterField(TypedDict):
@@ -128,7 +145,7 @@ def _changes(request: HttpRequest, run_id: int) -> str:
     """The caller as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     user, run = caller(request), get_run_row(request, run_id)
     if not may_submit(user, run.project):
-        raise PermissionDenied("Viewers cannot tag or pin runs.")
+        raise PermissionDenied("Viewers cannot change runs.")
     return f"user:{user.username}"
 
 
@@ -154,4 +171,18 @@ def tag_run(request: HttpRequest, run_id: RunId, body: TagsBody) -> runs.RunSumm
         change_tags(run_id, body.add, body.remove, actor)
     except TagRefused as error:
         return problem(422, str(error))
+    return get_run_summary(request, run_id)
+
+
+@router.post("runs/{int:run_id}/rename", summary="Rename a run")
+def rename(request: HttpRequest, run_id: RunId, body: NameBody) -> runs.RunSummary:
+    """Its spec keeps the name that it was submitted with. Requires permission to submit to the run's project."""
+    rename_run(run_id, body.name, _changes(request, run_id))
+    return get_run_summary(request, run_id)
+
+
+@router.post("runs/{int:run_id}/notes", summary="Change a run's notes")
+def change_notes(request: HttpRequest, run_id: RunId, body: NotesBody) -> runs.RunSummary:
+    """Markdown, which `GET runs/{id}` returns. Requires permission to submit to the run's project."""
+    set_notes(run_id, body.text, _changes(request, run_id))
     return get_run_summary(request, run_id)

@@ -87,6 +87,7 @@ class WebhookItem(Schema):
 
     id: int
     host: str
+    format: Webhook.Format
     conditions: list[Condition]
     on: bool
     created_at: datetime
@@ -106,6 +107,7 @@ class WebhookBody(Schema):
     model_config = ConfigDict(extra="forbid")
 
     url: str = Field(max_length=2000, description="An https address.")
+    format: Webhook.Format | None = Field(None, description="Format of the messages; null: by the address (docs/alerts.md).")
     conditions: list[Condition] = Field(description=POSTED)
 
 
@@ -206,7 +208,7 @@ def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, b
     response.headers["Cache-Control"] = "no-store"  # nor is it stored for repeated requests
     team, user = _owned(request, team_id)
     try:
-        secret = webhooks.add_webhook(user, team, body.url, body.conditions)
+        secret = webhooks.add_webhook(user, team, body.url, body.conditions, body.format or "")
     except AccountError as refused:
         return problem(422, str(refused))
     hook = webhooks.team_webhooks(team).latest("id")
@@ -255,7 +257,13 @@ def _hook(hook: Webhook) -> WebhookItem:
     by = hook.created_by.username if hook.created_by else None
     conditions = [Condition(word) for word in hook.conditions]
     return WebhookItem(
-        id=hook.pk, host=webhooks.webhook_host(hook), conditions=conditions, on=hook.on, created_at=hook.created_at, created_by=by
+        id=hook.pk,
+        host=webhooks.webhook_host(hook),
+        format=Webhook.Format(hook.format),
+        conditions=conditions,
+        on=hook.on,
+        created_at=hook.created_at,
+        created_by=by,
     )
 
 

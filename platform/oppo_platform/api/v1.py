@@ -9,6 +9,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Schema, Status
 from pydantic import ConfigDict, Field
@@ -60,6 +61,7 @@ from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
+from oppo_platform.runs.labels import MOST_TAGS, TagRefused, change_tags
 from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.spec_patch import apply_changes
@@ -141,6 +143,12 @@ class SpecBody(Schema):
             check_size(self.spec)
             return self.spec
         return None if self.yaml is None else parse_yaml(self.yaml)
+
+
+class SubmitBody(SpecBody):
+    """A spec, and the tags of its run."""
+
+    tags: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags of the run, which can be changed later.")
 
 
 class PriorityBody(Schema):
@@ -236,14 +244,20 @@ def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
 
 
 @api.post("runs", summary="Submit a run", response={201: Submitted}, operation_id="submit_run", openapi_extra=problems(507))
-def submit(request: HttpRequest, body: SpecBody) -> Any:
+def submit(request: HttpRequest, body: SubmitBody) -> Any:
     """201 with the queued run; 422 with every problem; 403 for viewers; 507 while the database's disk is full."""
     user = caller(request)
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
     require_database_space()
-    run = submit_planned(user, project, body.checked(project.team_id))
+    checked = body.checked(project.team_id)
+    try:
+        with transaction.atomic():
+            run = submit_planned(user, project, checked)
+            change_tags(run.pk, body.tags, (), f"user:{user.username}")
+    except TagRefused as error:
+        return problem(422, str(error))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 
 

@@ -96,7 +96,8 @@ def _settings(
         "whose": [("own", "my runs"), ("all", "all runs of the team"), ("none", "nothing")],
         "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
         "mail_refused": selectors.last_mail_error(request.user, team),
-        "new_hook": {"url": "", "conditions": list(Condition)},
+        "new_hook": {"url": "", "format": "", "conditions": list(Condition)},
+        "formats": Webhook.Format.choices,
         **fresh,
     }
     return render_team(request, team, "team-alerts", "team/alerts.html", context, status)
@@ -173,11 +174,12 @@ def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
     """Create a webhook, and show its secret once."""
     team = get_team(request, team_id)
     url, conditions = request.POST.get("url", ""), request.POST.getlist("conditions")
+    format = request.POST.get("format", "")
     try:
-        secret = webhooks.add_webhook(request.user, team, url, conditions)
+        secret = webhooks.add_webhook(request.user, team, url, conditions, format)
     except AccountError as refused:
         messages.error(request, str(refused))
-        return _settings(request, team, status=422, new_hook={"url": url, "conditions": conditions})
+        return _settings(request, team, status=422, new_hook={"url": url, "format": format, "conditions": conditions})
     return _settings(request, team, fresh_secret=secret)
 
 

@@ -17,6 +17,7 @@ from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import team_rules
+from oppo_platform.pages.markdown import render_markdown
 from oppo_platform.pages.plan_table import plan_table
 from oppo_platform.projects.access import may_submit
 from oppo_platform.projects.chart_layouts import chart_layout
@@ -158,6 +159,8 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "spec": run.spec,
         "ranks": _ranks(run),
         "may_manage": may_manage(request.user, run),
+        "notes": run.notes,
+        "notes_html": render_markdown(run.notes),
         "taken": taken,
         "team_id": run.project.team_id,
         "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",

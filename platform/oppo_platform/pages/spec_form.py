@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
 
 from oppo_contract.presets import EXAMPLES, PRESETS, Preset, example_text
 from oppo_contract.spec import (
@@ -18,6 +20,7 @@ from oppo_contract.spec import (
     Logging,
     Overlap,
     Ppo,
+    Queue,
     Resources,
     Rollout,
     RunSpec,
@@ -31,7 +34,7 @@ FIRST_STEPS = 200
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One input. `kind`: text, whole, number (empty means null), actor, reward, critic, prompts, or devices."""
+    """One input. `kind`: text, whole, number (empty means null), choice, actor, reward, critic, prompts, or devices."""
 
     path: str
     label: str
@@ -48,6 +51,11 @@ class FormField:
     def help(self) -> str:
         """The description of the spec's field."""
         return description(self.path)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values of a choice."""
+        return get_args(_schema(self.path).annotation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ GROUPS = (
         (
             FormField("steps", "Steps", "whole"),
             FormField("ppo.batch_size", "Batch size B", "whole", "prompts per step"),
+            FormField("ppo.algorithm", "Algorithm", "choice"),
+            FormField("ppo.group_size", "Group size G", "whole", "responses per prompt"),
             FormField("rollout.max_new_tokens", "Max response length", "whole", "tokens"),
             FormField("rollout.max_prompt_tokens", "Max prompt length", "whole", "tokens"),
             FormField("ppo.learning_rate", "Learning rate", "number", "actor"),
@@ -96,7 +106,11 @@ GROUPS = (
         "Resources",
         (
             FormField("resources.devices", "Devices", "whole"),
-            FormField("budget.max_hours", "Time limit", "number", "hours, optional"),
+            FormField("resources.nodes", "Nodes", "whole"),
+            FormField("resources.processes", "Processes per node", "whole", "optional"),
+            FormField("budget.max_hours", "Time limit", "number", "hours of training, optional"),
+            FormField("queue.max_runtime_hours", "Max runtime", "number", "hours on devices, optional"),
+            FormField("queue.priority", "Priority", "whole", "1 to 99"),
         ),
     ),
 )
@@ -104,13 +118,17 @@ GROUPS = (
 
 def description(path: str) -> str:
     """The schema's description of the field at a dotted path."""
+    return _schema(path).description or ""
+
+
+def _schema(path: str) -> FieldInfo:
     model: type[Section] = RunSpec
     *sections, last = path.split(".")
     for name in sections:
         inner = model.model_fields[name].annotation
         assert isinstance(inner, type)
         model = inner
-    return model.model_fields[last].description or ""
+    return model.model_fields[last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,7 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
         "rollout": _rollout_within(actor.context if actor else 0),
         "overlap": overlap,
         "resources": Resources().model_dump(mode="json"),
+        "queue": Queue().model_dump(mode="json"),
         "budget": Budget().model_dump(mode="json"),
         "checkpoints": Checkpoints().model_dump(mode="json"),
         "logging": Logging().model_dump(mode="json"),

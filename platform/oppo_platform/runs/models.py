@@ -62,6 +62,7 @@ class Run(models.Model):
     kl = models.GeneratedField(expression=_newest("objective/kl"), output_field=models.FloatField(), db_persist=True)
     bubble = models.FloatField(null=True, help_text="Mean idle share of its devices in the newest step, 0 to 1.")
     tags = ArrayField(models.CharField(max_length=40), default=list, help_text="Words that people gave it.")
+    notes = models.TextField(default="", blank=True, help_text="What people noted about it, in Markdown.")
     error = models.TextField(blank=True)
     last_log_lines = models.JSONField(default=list)
     begins_with = models.ForeignKey(

@@ -160,7 +160,7 @@ def eta_s(run: Run) -> float | None:
 
 def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
     """Join what `run_summary` needs, without the large columns."""
-    return _with_summary_fields(runs).defer("spec", "plan")
+    return _with_summary_fields(runs).defer("spec", "plan", "notes")
 
 
 def _with_summary_fields(runs: QuerySet[Run]) -> QuerySet[Run]:

@@ -38,14 +38,15 @@ class PlanReview(TypedDict):
 
 
 class RunDetail(RunSummary):
-    """A run's summary and its plan; null for a run that was submitted without one."""
+    """A run's summary, its notes (Markdown), and its plan; null for a run that was submitted without one."""
 
+    notes: str
     plan: PlanReview | None
 
 
 def run_detail(run: Run) -> RunDetail:
     """The detail of a run from `runs.selectors.get_run`."""
-    return RunDetail(**run_summary(run), plan=plan_review(run))
+    return RunDetail(**run_summary(run), notes=run.notes, plan=plan_review(run))
 
 
 def plan_review(run: Run) -> PlanReview | None:

@@ -2,7 +2,8 @@
 import "./bell.js";
 import "./clipboard.js";
 import { times } from "./format.js";
-import { shortcut } from "./keys.js";
+import { describeKey, shortcut } from "./keys.js";
+import { togglePalette } from "./palette.js";
 import { markWideTables } from "./wide-tables.js";
 
 function toggleTheme() {
@@ -33,6 +34,13 @@ if (document.querySelector(".tabs")) {
   shortcut("[ ]", "previous, next tab", (key) => openTab(sides[key]), { keys: ["[", "]"] });
 }
 shortcut("t", "light or dark", toggleTheme);
+
+describeKey("Ctrl K", "page, action or run by its name");
+document.addEventListener("keydown", (e) => {
+  if (e.key.toLowerCase() !== "k" || !(e.ctrlKey || e.metaKey) || e.altKey || e.shiftKey) return;
+  e.preventDefault();
+  togglePalette();
+});
 
 markWideTables(document);
 const current = document.querySelector('.tabs [aria-current="page"]');

@@ -7,6 +7,7 @@ import { live, showConnection } from "../core/live.js";
 import { askUnread } from "../core/bell.js";
 import { offerActions } from "./actions.js";
 import { offerDeletion } from "./delete.js";
+import { offerLabels } from "./labels.js";
 import { showHours } from "./device-hours.js";
 import { showSavings } from "./overlap-savings.js";
 import { run } from "./store.js";
@@ -36,6 +37,7 @@ function idleNow(latest) {
 }
 function progress() {
   const share = summary.total_steps ? summary.step / summary.total_steps : 0;
+  setText(part("name"), summary.name);
   setText(part("step"), f.whole(summary.step));
   setText(part("total"), `/ ${f.whole(summary.total_steps)} steps`);
   setText(part("share"), `${Math.floor(100 * share)} %`);
@@ -239,3 +241,4 @@ if (document.getElementById("wish-dialog")) {
   offerActions();
   offerDeletion();
 }
+if (document.getElementById("labels-dialog")) offerLabels();

@@ -14,6 +14,7 @@ const wrong = $("filter-wrong");
 const pin = $("pin");
 const TYPED_MS = 250;
 let typed = 0;
+let lastTicked = null;
 
 /* The address follows the filter, so that it can be shared and is in the history; a change of the filter begins at the first
    page. */
@@ -72,6 +73,9 @@ function applyChoice() {
     pin.hidden = ids.length !== 1;
     setText(pin, pinned(ids[0]) ? "Unpin" : "Pin as baseline");
   }
+  const all = boxes();
+  $("select-all").checked = all.length > 0 && ids.length === all.length;
+  $("select-all").indeterminate = ids.length > 0 && ids.length < all.length;
   rows.querySelectorAll("tr").forEach((row) => row.toggleAttribute("data-picked", row.querySelector("input").checked));
 }
 const pinned = (id) => rows.querySelector(`tr[data-pinned][data-key="${id}"]`) !== null;
@@ -110,7 +114,21 @@ filter.addEventListener("keydown", (e) => {
     filter.blur();
   }
 });
+const boxes = () => [...rows.querySelectorAll("input[type=checkbox]")];
+/* With Shift, all runs between the previous selected one and this one. */
+function onTick(e) {
+  const all = boxes();
+  const [from, to] = [all.findIndex((box) => box.value === lastTicked), all.indexOf(e.target)].sort((a, b) => a - b);
+  if (e.shiftKey && from >= 0) all.slice(from, to).forEach((box) => (box.checked = e.target.checked));
+  lastTicked = e.target.value;
+  applyChoice();
+}
+rows.addEventListener("click", (e) => e.target.matches("input[type=checkbox]") && onTick(e));
 rows.addEventListener("change", applyChoice);
+$("select-all").addEventListener("change", (e) => {
+  boxes().forEach((box) => (box.checked = e.target.checked));
+  applyChoice();
+});
 compare.addEventListener("click", (e) => {
   if (compare.getAttribute("aria-disabled") === "true") e.preventDefault();
 });

@@ -7,7 +7,7 @@ const $ = (id) => document.getElementById(id);
 /* A typed number; other text is passed unchanged, so that the server can report the error. */
 function parse(kind, text) {
   const t = text.trim();
-  if (kind === "text") return text;
+  if (kind === "text" || kind === "choice") return text;
   if (t === "") return null;
   const n = Number(t);
   return Number.isFinite(n) && t !== "" ? n : t;

@@ -284,7 +284,7 @@ async function submit(e) {
   }
   sending = true;
   showSend();
-  const payload = body();
+  const payload = { ...body(), tags: $("tags").value.split(/[\s,]+/).filter(Boolean) };
   try {
     const run = await api.postOnce("runs", payload, keyFor(payload));
     tried = { text: "", key: "" }; // submitting the same again after coming back is another run

@@ -145,6 +145,41 @@ def test_a_message_is_signed_as_the_convention_wants(hooked):
     assert deliver_due() == 0
 
 
+@pytest.mark.parametrize("format", ["slack", "discord"])
+def test_chat_services_get_their_own_format_in_which_names_are_text(world, receiver, format):
+    webhooks.add_webhook(world.people["ada"], world.team, receiver.url, ALL, format)
+    run = with_related(Run.objects).get(pk=world.submit(name="<!channel> *b* |x").pk)
+    told(run)
+    webhooks.send_test(world.people["ada"], world.team, Webhook.objects.get().pk)
+    while deliver_due():
+        pass
+    alert, test = sorted((json.loads(body) for _, _, body in receiver.came), key=lambda body: "Test message" in str(body))
+    if format == "slack":
+        place = f"<http://127.0.0.1:8000/runs/{run.pk}|&lt;!channel&gt; *b* ¦x #{run.pk}> KL above"
+        assert alert["text"].startswith(place)
+        assert "63 nats" in alert["text"]
+        assert test["text"].startswith("OPPO: Test message")
+    else:
+        embed = alert["embeds"][0]
+        assert (embed["title"], embed["url"]) == (f"<!channel> *b* |x #{run.pk}", f"http://127.0.0.1:8000/runs/{run.pk}")
+        assert "63 nats" in embed["description"]
+        assert alert["allowed_mentions"] == test["allowed_mentions"] == {"parse": []}
+        assert test["content"].startswith("OPPO: Test message")
+
+
+@pytest.mark.parametrize(
+    ("url", "format"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/x", "slack"),
+        ("https://discord.com/api/webhooks/1/x", "discord"),
+        ("https://discord.com/channels/1", "json"),
+        ("https://example.org/hooks.slack.com", "json"),
+    ],
+)
+def test_the_address_tells_the_format(url, format):
+    assert webhooks.format_of(url) == format
+
+
 def test_a_receiver_that_fails_is_tried_five_times_within_the_hour(hooked):
     world, run, receiver, _ = hooked
     receiver.statuses = [500] * 9

@@ -19,6 +19,8 @@ OPERATIONS: dict[str, Row] = {
     "download_spec": get("runs/{run}/spec.yaml"),
     "download_snippet": get("runs/{run}/spec.py"),
     "tag_run": post("runs/{run}/tags", {"add": ["baseline"], "remove": []}, MEMBER),
+    "rename": post("runs/{run}/rename", {"name": "β lr=1e-5"}, MEMBER),
+    "change_notes": post("runs/{run}/notes", {"text": "**diverged** after step 3"}, MEMBER),
     "pin_run": post("runs/{run}/pin", least=MEMBER),
     "list_pinned_runs": get("runs/pinned"),
     "unpin_run": post("runs/{run}/unpin", least=MEMBER),

@@ -20,10 +20,10 @@ from oppo_platform.alerts.webhooks import add_webhook
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.runs.labels import change_tags
 from oppo_platform.runs.models import Checkpoint, Run
 from oppo_platform.runs.pins import pin
 from oppo_platform.runs.saved_views import delete_view, save_view
-from oppo_platform.runs.tags import change_tags
 from oppo_platform.storage.trash import delete_run
 from oppo_platform.telemetry.models import SampleRow
 from tests.web.event_factories import tell_everything

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from oppo_platform.cursors import write_cursor
 from oppo_platform.runs.filtering import NUMBERS, FilterError
+from oppo_platform.runs.labels import MOST_TAGS, change_tags
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import list_runs
-from oppo_platform.runs.tags import MOST_TAGS, change_tags
 
 NAMES = ("alpha baseline", "beta", "Gamma one", "delta")
 REWARDS = (None, -1.0, 0.5, 1.2, 1.2, 3.0)

@@ -14,9 +14,9 @@ from oppo_contract.safe_delete import file_url_path
 from oppo_platform.accounts.access import Action, permits
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.runs.labels import change_tags
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
 from oppo_platform.runs.pins import pin
-from oppo_platform.runs.tags import change_tags
 from oppo_platform.storage import bulk_delete, retention
 from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.retention import apply_retention, set_retention
