@@ -39,7 +39,9 @@ def test_overrides_do_what_the_same_words_in_the_file_do(client, live):
     changed = client.validate(yaml=YAML, overrides={"ppo.batch_size": 8, "overlap.overcommit.max": 6})
     written = client.validate(yaml=YAML.replace("ppo: {learning_rate: 1e-5}", batch) + "overlap: {overcommit: {max: 6}}")
     assert changed["ok"]
+    plans = [reply.pop("plan") for reply in (changed, written)]
     assert changed == written
+    assert plans[0]["memory"] == plans[1]["memory"], "the notebook gets the plan as well"
 
 
 def test_every_complaint_comes_with_its_path(client, spec):
