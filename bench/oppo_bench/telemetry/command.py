@@ -19,7 +19,7 @@ from oppo_bench.scheduler.command import bench_servers, other_programs
 from oppo_bench.tables import show
 from oppo_bench.telemetry import load as load
 from oppo_bench.telemetry.frames import timeline_frames
-from oppo_bench.telemetry.pages import event_to_pixel, first_chart
+from oppo_bench.telemetry.pages import compare_cold, event_to_pixel, first_chart, many_metrics
 from oppo_bench.telemetry.peers import race
 from oppo_bench.telemetry.series import (
     BUCKETS,
@@ -39,6 +39,7 @@ from oppo_bench.telemetry.series import (
     ingest,
     long_series,
     runs_table,
+    samples,
     timeline,
 )  # fmt: skip
 from oppo_bench.telemetry.streams import open_streams
@@ -105,13 +106,16 @@ def _measure_ours(scale: int, repetitions: int, seed: int, full: bool) -> Iterat
     with bench_web() as (base_url, web_pid):
         owner = load.create_tenant()
         with bench_client(base_url, owner.token) as client:
-            for measure in (ingest, long_series, compare, runs_table, timeline):
+            for measure in (ingest, long_series, compare, runs_table, samples, timeline):
                 _tell(measure.__name__.replace("_", " "))
                 yield measure(client, owner, scale, repetitions, seed)
         _tell("open streams")
         yield open_streams(base_url, owner, web_pid, scale)
         _tell("first chart")
         yield first_chart(base_url, owner, scale, max(3, repetitions // 4), seed)
+        for measure_page in (many_metrics, compare_cold):
+            _tell(measure_page.__name__.replace("_", " "))
+            yield measure_page(base_url, owner, scale, max(3, repetitions // 8), seed)
         _tell("timeline frames")
         yield timeline_frames(base_url, owner, scale, max(2, repetitions // 8), seed)
         if full:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SECONDS_A_STEP, TOKENS_A_STEP = 1.5, 4096
 BATCH = 1000  # events, as a supervisor sends them
 POINTS_A_ROW = 4096
+SAMPLES_A_STEP = 50
 CHUNKS = 12  # per step, of decoding and of scoring
 
 
@@ -174,3 +175,30 @@ def batches(columns: Mapping[str, NDArray[np.float64]]) -> list[bytes]:
         json.dumps({"producer": "engine", "events": events[start : start + BATCH]}).encode()
         for start in range(0, len(events), BATCH)
     ]
+
+
+def keep_samples(attempt: Attempt, count: int, seed: int) -> None:
+    """Write trained samples of one attempt, 50 a step; each prompt comes back every 20 steps. About 60 words each."""
+    from oppo_platform.telemetry.models import SampleRow
+
+    chance = random.Random(seed)
+
+    def words(length: int) -> str:
+        return " ".join(f"word{chance.randrange(500)}" for _ in range(length))
+
+    prompts = [words(15) for _ in range(SAMPLES_A_STEP * 20)]
+    SampleRow.objects.bulk_create(
+        (
+            SampleRow(
+                attempt=attempt,
+                step=1 + n // SAMPLES_A_STEP,
+                data={
+                    "sequence_id": n, "prompt": prompts[n % len(prompts)], "messages": None, "response": words(45),
+                    "stale_response": "", "score": chance.gauss(0, 1), "kl": chance.random(), "length": chance.randrange(1, 400),
+                    "age": 0, "versions": [1, 1], "held_out": False, "ending": chance.choice(("eos", "length")),
+                },
+            )
+            for n in range(count)
+        ),
+        batch_size=2000,
+    )  # fmt: skip

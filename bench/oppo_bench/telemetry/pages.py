@@ -26,6 +26,15 @@ SIZE = {"width": 1440, "height": 900}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+COMPARED_COLD = 60
+# Whether every chart of a metric in the window is drawn.
+SCREEN = """() => {
+  const plots = [...document.querySelectorAll(".metric .plot")].filter((plot) => {
+    const { top, bottom, height } = plot.getBoundingClientRect();
+    return height && bottom > 0 && top < innerHeight;
+  });
+  return plots.length > 0 && plots.every((plot) => plot.querySelector(".scatterlayer path.js-line"));
+}"""
 # Records the time of each step in the picture: after the frame in which the chart has it.
 WATCH = """() => {
   window.seenSteps = {};
@@ -88,6 +97,68 @@ def first_chart(base_url: str, owner: load.Tenant, scale: int, repetitions: int,
         Result.of("first_chart_s", "s", taken[CHART]), Result.of("first_plotly_chart_s", "s", taken[PLOTLY]),
         Result.of("run_page_kb", "kB", sizes),
     ]  # fmt: skip
+
+
+def many_metrics(base_url: str, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """A run of 300 metrics in 20,000 steps, opened with an empty cache: seconds to the first curve, and from there by a jump to
+    all metrics until every chart in the window is drawn. Beside them the first curve of a run of 12 metrics, in turn.
+    """
+    from oppo_bench.document import Result
+
+    names = {"run_300_metrics": 300 // scale, "run_12_metrics": 12}
+    urls = {name: f"{base_url}/runs/{_kept_run(owner, count, 20_000 // scale, seed)}" for name, count in names.items()}
+    taken: dict[str, list[float]] = {name: [] for name in urls}
+    screens = []
+    with browser() as chromium:
+        state = logged_in(chromium, base_url, owner.user)
+        for n in range(-1, repetitions):
+            for name, url in urls.items():
+                context = chromium.new_context(storage_state=state, viewport=SIZE)
+                page, start = context.new_page(), time.perf_counter()
+                page.goto(url, wait_until="commit")
+                page.wait_for_selector(CHART)
+                seconds = time.perf_counter() - start
+                page.wait_for_function("() => document.querySelectorAll('.metric').length > 3")
+                start = time.perf_counter()
+                page.evaluate("document.getElementById('metric-groups').scrollIntoView()")
+                page.wait_for_function(SCREEN)
+                if n >= 0:
+                    taken[name].append(seconds)
+                    screens += [time.perf_counter() - start] if name == "run_300_metrics" else []
+                context.close()
+    return [
+        *(Result.of(f"{name}_first_chart_s", "s", each) for name, each in taken.items()),
+        Result.of("run_300_metrics_screen_s", "s", screens),
+    ]
+
+
+def _kept_run(owner: load.Tenant, metrics: int, steps: int, seed: int) -> int:
+    keys = [REWARD, KL, *(f"custom/metric_{n:03}" for n in range(metrics - 2))]
+    [run] = load.runs(owner, 1, keys)
+    load.keep_history(run.attempts.get(), dict(zip(keys, load.walks(seed, metrics, steps), strict=True)))
+    return int(run.pk)
+
+
+def compare_cold(base_url: str, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """60 runs of 10,000 steps compared with an empty cache: seconds until all their curves are drawn."""
+    from oppo_bench.document import Result
+
+    made = load.runs(owner, COMPARED_COLD, [REWARD, KL, "bubble/gpu:0"])
+    for n, run in enumerate(made):
+        reward, kl, bubble = load.walks(seed + n, 3, 10_000 // scale)
+        load.keep_history(run.attempts.get(), {REWARD: reward, KL: abs(kl), "bubble/gpu:0": abs(bubble)})
+    url = f"{base_url}/compare?runs={','.join(str(run.pk) for run in made)}"
+    taken = []
+    with browser() as chromium:
+        state = logged_in(chromium, base_url, owner.user)
+        for n in range(-1, repetitions):
+            context = chromium.new_context(storage_state=state, viewport=SIZE)
+            page, start = context.new_page(), time.perf_counter()
+            page.goto(url, wait_until="commit")
+            page.wait_for_function(f"() => document.querySelectorAll('{PLOTLY}').length >= {COMPARED_COLD}")
+            taken += [time.perf_counter() - start] if n >= 0 else []
+            context.close()
+    return [Result.of("compare_60_cold_s", "s", taken)]
 
 
 def opened(chromium: Any, url: str, chart: str, state: Any = None) -> tuple[float, float, list[str]]:

@@ -21,6 +21,7 @@ SPIKES = (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
 TRACED_STEPS, TRACED_DEVICES = 1000, 8
+SAMPLES = 50_000
 CROWD = 100_000_000
 BUCKETS, BUCKETS_COMPARED = 1000, 300
 REWARD = "critic/score/mean"
@@ -183,6 +184,28 @@ def runs_table(client: httpx.Client, owner: load.Tenant, scale: int, repetitions
     return [
         Result.tail(f"runs_{size}_ms/p95", "ms", [ms for each in taken.values() for ms in each]),
         *(Result.of(f"runs_{size}_ms/{name}", "ms", each) for name, each in taken.items()),
+    ]
+
+
+def samples(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """A run of 50,000 samples: its page of samples by reward, of a search, and prompts side by side over the steps, in turn."""
+    from oppo_bench.document import Result
+
+    [run] = load.runs(owner, 1, [REWARD])
+    load.keep_samples(run.attempts.get(), SAMPLES // scale, seed)
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "by_score": (f"runs/{run.pk}/samples", {"sort": "-score", "limit": 20}),
+        "search": (f"runs/{run.pk}/samples", {"q": "word7 word11", "limit": 20}),
+        "side_by_side": ("compare/samples", {"runs": run.pk, "held_out": False, "limit": 10}),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in asked}
+    for _ in range(repetitions):
+        for name, (path, query) in asked.items():
+            taken[name] += _timed(lambda _, path=path, query=query: _get(client, path, **query), 1)
+    size = "50k" if scale == 1 else "5k"
+    return [
+        Result.tail(f"samples_{size}_ms/p95", "ms", [ms for each in taken.values() for ms in each]),
+        *(Result.of(f"samples_{size}_ms/{name}", "ms", each) for name, each in taken.items()),
     ]
 
 
