@@ -9,7 +9,6 @@ from functools import cache
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Schema, Status
 from pydantic import ConfigDict, Field
@@ -61,7 +60,7 @@ from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
-from oppo_platform.runs.labels import MOST_TAGS, TagRefused, change_tags
+from oppo_platform.runs.labels import MOST_TAGS, TagRefused
 from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.spec_patch import apply_changes
@@ -251,11 +250,8 @@ def submit(request: HttpRequest, body: SubmitBody) -> Any:
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
     require_database_space()
-    checked = body.checked(project.team_id)
     try:
-        with transaction.atomic():
-            run = submit_planned(user, project, checked)
-            change_tags(run.pk, body.tags, (), f"user:{user.username}")
+        run = submit_planned(user, project, body.checked(project.team_id), body.tags)
     except TagRefused as error:
         return problem(422, str(error))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})

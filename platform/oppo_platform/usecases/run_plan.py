@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 import structlog
+from django.db import transaction
 from typing_extensions import TypedDict
 
 from oppo_contract.chosen_defaults import Chosen, with_chosen
@@ -22,9 +23,11 @@ from oppo_estimate.device_speed import device_speed
 from oppo_estimate.roles import role_head
 from oppo_estimate.shapes import Shape, tiny_shape
 from oppo_platform import clock
+from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
 from oppo_platform.clock import iso
 from oppo_platform.projects.models import Project
+from oppo_platform.runs.labels import change_tags
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, complete_offers, count_devices
 from oppo_platform.runs.services import node_offers, node_requirements, submit_run
@@ -144,10 +147,17 @@ def _plan(spec: RunSpec, team_id: int | None) -> Plan:
     )
 
 
-def submit_planned(user: User, project: Project, spec: RunSpec) -> Run:
-    """Queue a checked spec, as `runs.services.submit_run`, with the plan of this moment."""
-    plan = plan_run(spec, chosen_values(spec), project.team_id)
-    return submit_run(user, project, spec, None if plan is None else dict(plan))
+def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[str] = ()) -> Run:
+    """Queue a checked spec, as `runs.services.submit_run`, with the plan of this moment and with tags.
+
+    Raises:
+        SpecError: as `submit_run`. TagRefused: a tag is not allowed; nothing is queued.
+    """
+    plan = plan_run(spec, chosen_values(spec), project.team_id)  # before the transaction, which a failed query would end
+    with transaction.atomic():
+        run = submit_run(user, project, spec, None if plan is None else dict(plan))
+        change_tags(run.pk, tags, (), audit.actor_name(user))
+    return run
 
 
 def _or_failed(estimate: Callable[[], Part], otherwise: Part) -> Part:
