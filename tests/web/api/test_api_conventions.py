@@ -38,7 +38,7 @@ def test_every_reply_has_an_id_and_problems_tell_it(world, token):
 
 
 def test_unexpected_error_is_a_problem_and_logged(world, token, monkeypatch, caplog):
-    monkeypatch.setattr("oppo_platform.runs.selectors.run_summary", lambda run: 1 / 0)
+    monkeypatch.setattr("oppo_platform.usecases.plan_review.run_summary", lambda run: 1 / 0)
     run = world.submit()
     reply = bearer(token).get(f"/api/v1/runs/{run.pk}", headers={"X-Request-Id": "seven"})
     assert (reply.status_code, reply.headers["Content-Type"]) == (500, "application/problem+json")

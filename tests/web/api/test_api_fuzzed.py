@@ -29,6 +29,7 @@ IDS = {
     "sample_id": ["sample"],
     "alert_id": ["alert"],
     "team_id": ["team"],
+    "project_id": ["project"],
     "webhook_id": ["webhook"],
     "view_id": ["view", "gone_view"],
     "token_id": ["token"],
