@@ -82,6 +82,11 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return INLINE_SCRIPT.sub(as_file, output)
 
 
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """Drop the theme's 404 page: the platform has its own."""
+    return "" if template_name == "404.html" else output_content
+
+
 def repository_path(site_path: str) -> str:
     """Path in the repository of a page of the site."""
     return next((path for path, other in PAGES.items() if other == site_path), f"docs/{site_path}")
