@@ -66,6 +66,7 @@ def test_the_preset_grpo_replaces_the_critic_by_groups_and_can_be_left_again(vis
     page.fill("[data-path='ppo.group_size']", "4")
     page.wait_for_selector(READY)
     expect(page.locator("#plan-answers")).to_have_text("640")
+    expect(page.locator("input[value=grpo]")).to_be_checked()  # a size of one's own is still GRPO
     page.check("input[name=preset][value=sequential]")
     page.wait_for_selector(READY)
     expect(rate).to_have_value("2e-5")

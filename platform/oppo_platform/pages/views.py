@@ -92,8 +92,8 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 
 def _first_run(request: HttpRequest) -> HttpResponse:
-    """The checklist of the empty list; once there is a run, the page is loaded again."""
-    if visible_runs(request.user).exists():
+    """The checklist of the empty list; the page is loaded again once there is a run, or no project for one."""
+    if visible_runs(request.user).exists() or not visible_projects(request.user).exists():
         return HttpResponse(headers={"HX-Refresh": "true"})
     return render(request, "runs/first_run.html", first_run_context(request))
 

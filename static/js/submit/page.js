@@ -11,6 +11,7 @@ import * as S from "./spec.js";
 
 const WAIT_MS = 250;
 const RETRY_MS = 3000;
+const ALGORITHM = "ppo.algorithm";
 const $ = (id) => document.getElementById(id);
 const { spec: start, catalogue, presets, examples, fork } = readJson("submit-data");
 const form = $("submit");
@@ -118,13 +119,11 @@ function showExample() {
 }
 const hasModes = (preset) =>
   Object.entries(preset.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value);
-/* Of several, the one with the most settings. */
-const matchingPreset = () =>
-  presets
-    .filter((preset) => hasModes(preset) && hasSettings(preset))
-    .sort((a, b) => Object.keys(b.settings).length - Object.keys(a.settings).length)[0];
-const hasSettings = (preset) =>
-  Object.entries(preset.settings).every(([path, value]) => value === null || S.get(spec, path) === value);
+/* The preset of the algorithm first: its other settings may have been changed. */
+function matchingPreset() {
+  const fitting = presets.filter(hasModes);
+  return fitting.find((p) => p.settings[ALGORITHM] === S.get(spec, ALGORITHM)) || fitting.find((p) => !p.settings[ALGORITHM]);
+}
 const hasInputs = (example) =>
   ["models.actor.path", "data.prompts"].every((path) => S.get(spec, path) === S.get(example.spec, path));
 function suggestName() {

@@ -108,6 +108,16 @@ def test_the_first_run_ends_the_checklist_for_its_team_only(world):
     assert "first-run" in stranger.get("/runs").content.decode()
 
 
+def test_who_is_in_no_team_learns_nothing_about_the_workers(world):
+    world.worker("node-1", catalogue=as_data(MODEL, PROMPTS))
+    Membership.objects.filter(user=world.people["eve"]).delete()
+    reply = world.login("eve").get("/runs?part=first-run")
+    assert (reply.headers["HX-Refresh"], reply.content) == ("true", b"")
+    page = world.login("eve").get("/runs").content.decode()
+    assert "No project yet" in page
+    assert [name for name in ("node-1", "mine/", "first-run") if name in page] == []
+
+
 def test_the_other_teams_run_on_a_worker_is_not_named(world):
     run, _ = world.start(world.worker(), name="the secret of Letters")
     text = world.login("eve").get("/runs").content.decode()
