@@ -118,7 +118,7 @@ lock: setup ## requirements/cpu.lock.txt from what is installed
 docs: setup ## the generated pages of docs/ anew, and the documentation site in build/site
 	@$(BIN)/python -m scripts.reference
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
-	@echo "build/site/index.html is the documentation; to search it: $(BIN)/python -m http.server --directory build/site"
+	@echo "build/site/index.html is the documentation; the platform serves it at /docs/, and a wheel built from here contains it"
 
 deepspeed: setup ## deepspeed, built against the installed torch; nothing of it is compiled
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.lock.txt setuptools wheel py-cpuinfo==9.0.0

@@ -65,7 +65,9 @@ class Client:
 
         Raises `Refused` with one error per invalid field.
         """
-        body = {**submit_body(spec, yaml, project, overrides), "tags": list(tags)}
+        body = submit_body(spec, yaml, project, overrides)
+        if given := list(tags):
+            body = {**body, "tags": given}  # which older platforms do not know
         return Run(self._session, fetch_created_run(self._session, "runs", body))
 
     def validate(
@@ -138,7 +140,9 @@ class Client:
 
         Returns the webhook with its `secret`, which is shown only here.
         """
-        body = {"url": url, "conditions": list(conditions), "format": format}
+        body: dict[str, Any] = {"url": url, "conditions": list(conditions)}
+        if format is not None:
+            body["format"] = format
         return self._session.json(post(f"teams/{int(team)}/webhooks", body))
 
     def change_webhook(self, team: int, webhook: int, *, on: bool, conditions: Iterable[str]) -> dict[str, Any]:

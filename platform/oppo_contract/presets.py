@@ -1,10 +1,12 @@
-"""Presets for the submit form and `oppo demo`: of the `overlap` settings, or whole example specs."""
+"""Presets for the submit form and `oppo demo`: of some settings, or whole example specs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from oppo_contract.sections.ppo import CRITIC_SETTINGS
 
 # In a wheel the files of `examples/` are data of the command line's package.
 WHEEL_EXAMPLES = Path(__file__).parents[1] / "oppo_cli" / "_examples"
@@ -13,15 +15,17 @@ _CHECKOUT_EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named choice of `overlap` settings. With `example`, also of everything else: the spec `examples/{example}.yaml`.
+    """A named choice of `overlap` settings, and of other `settings` by dotted path; None there means the default.
 
-    An example `needs` models and prompts of these ids in the catalogue. `command` makes them on a worker.
+    With `example`, a choice of everything: the spec `examples/{example}.yaml`. An example `needs` models and prompts of these
+    ids in the catalogue. `command` makes them on a worker. `description` says when to take it.
     """
 
     key: str
     title: str
     description: str
     overlap: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     example: str = ""
     needs: tuple[str, ...] = ()
     command: str = ""
@@ -31,21 +35,36 @@ PRESETS = (
     Preset(
         "sequential",
         "Sequential",
-        "Plain PPO, one stage after another. The baseline for comparisons.",
+        "Take it as the baseline, to measure what overlap saves: one stage after another.",
         {"intra_step": "off", "inter_step": "off"},
     ),
     Preset(
         "oppo",
         "OPPO",
-        "Responses are scored while they are decoded, and the longest ones are deferred to the next step.",
+        "Take it for most runs: scores responses while they are decoded, and defers the longest ones to the next step.",
         {"intra_step": "per_chunk", "inter_step": "defer"},
+    ),
+    Preset(
+        "grpo",
+        "GRPO",
+        "Take it when a rule or a final answer decides the reward, or memory is short: 8 responses per prompt and no critic.",
+        {"intra_step": "per_chunk", "inter_step": "defer"},
+        settings={
+            "ppo.algorithm": "grpo",
+            "ppo.group_size": 8,
+            # As in the paper: an unbiased estimate, in the loss and not in the reward.
+            "ppo.kl.estimator": "k3+",
+            "ppo.kl.placement": "loss",
+            "models.critic": None,
+            **{f"ppo.{name}": None for name in CRITIC_SETTINGS},
+        },
     ),
 )
 EXAMPLES = (
     Preset(
         "sentiment",
         "Example: sentiment",
-        "All settings of a first run: SmolLM2-135M learns to complete sentences happily. About four minutes on two CPU cores.",
+        "Take it for a first run: SmolLM2-135M, a published model, learns to write happily. About four minutes on two CPU cores.",
         {"intra_step": "per_chunk", "inter_step": "off"},
         example="smollm2/sentiment",
         needs=("smollm2/model", "smollm2/sentiment.jsonl", "smollm2/sentiment-heldout.jsonl"),

@@ -123,6 +123,12 @@ def resources(name: str) -> Path:
     return packed if packed.is_dir() else CHECKOUT / name
 
 
+def docs_folders() -> tuple[Path, Path]:
+    """The built documentation, which may be missing, and its Markdown, which only a checkout has."""
+    packed = PACKAGE / "_docs"
+    return packed if packed.is_dir() else CHECKOUT / "build" / "site", CHECKOUT / "docs"
+
+
 def webhook_host(url: str) -> str:
     """The host name in a base URL."""
     host = urlsplit(url).hostname

@@ -155,6 +155,7 @@ STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",
     "oppo_platform.web.static_files.PlotlyFinder",
 ]
+DOCS_SITE, DOCS_MARKDOWN = environment.docs_folders()
 # `manage.py buildstatic` (run by `oppo up` and the image's build) writes hashed, compressed files that browsers cache without
 # limit. Without them, and with OPPO_DEBUG, files are served from the source folder.
 STATIC_BUILT = not DEBUG and (STATIC_ROOT / "staticfiles.json").is_file()

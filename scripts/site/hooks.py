@@ -1,14 +1,18 @@
-"""mkdocs hooks (`make docs`): pages outside docs/, links into the repository, the platform's stylesheet.
+"""mkdocs hooks (`make docs`): pages outside docs/, links into the repository, the platform's stylesheet, no inline scripts.
 
 Pages link to files of the repository, relative to themselves. In the site:
 
 - pages outside docs/ (`PAGES`) become pages;
 - other linked files become pages with their text, under `source/`;
 - a link to a folder becomes its name.
+
+The platform serves the site under its content security policy (`oppo_platform/web/headers.py`), which allows scripts and styles
+from files only: inline scripts of the theme become files, and notebook outputs lose their inline styles.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
@@ -19,6 +23,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -37,6 +42,8 @@ LOGO = "static/img/favicon.svg"
 LINK = re.compile(r"(?P<open>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 # Words after the language of a block are for tests/docs/blocks.py.
 BLOCK_OPTIONS = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
+INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+INLINE_STYLE = re.compile(r'\sstyle="[^"]*"')
 PNG, TABLE, TEXT = "image/png", "text/html", "text/plain"  # notebook outputs
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css", ".sh": "sh"}
 
@@ -60,6 +67,24 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Rewrite links between files of the repository to links between pages, and remove block options."""
     here = repository_path(page.file.src_uri)
     return BLOCK_OPTIONS.sub(r"\1", LINK.sub(lambda link: _site_link(link, here, page.file.src_uri), markdown))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Write inline scripts into files, each text once, which run at the same place of the page."""
+
+    def as_file(script: re.Match[str]) -> str:
+        name = f"assets/javascripts/inline.{hashlib.sha256(script[1].encode()).hexdigest()[:8]}.js"
+        path = Path(config.site_dir, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script[1], encoding="utf-8")
+        return f'<script src="{get_relative_url(name, page.url)}"></script>'
+
+    return INLINE_SCRIPT.sub(as_file, output)
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """Drop the theme's 404 page: the platform has its own."""
+    return "" if template_name == "404.html" else output_content
 
 
 def repository_path(site_path: str) -> str:
@@ -127,5 +152,5 @@ def _output(output: dict[str, Any]) -> str:
     if PNG in data:
         return f"![figure](data:image/png;base64,{''.join(data[PNG]).strip()})"
     if TABLE in data:
-        return f'<div class="output">{"".join(data[TABLE])}</div>'
+        return f'<div class="output">{INLINE_STYLE.sub("", "".join(data[TABLE]))}</div>'
     return f"```text\n{''.join(data[TEXT]).rstrip()}\n```"

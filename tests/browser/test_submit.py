@@ -14,6 +14,7 @@ from tests.browser import fleet
 pytestmark = pytest.mark.browser
 
 READY = "#send[aria-disabled=false]"
+CRITIC_AND_GROUP = ("models.critic", "ppo.critic_learning_rate", "ppo.group_size")
 
 
 def open_form(visit, path="/runs/new"):
@@ -47,6 +48,37 @@ def test_a_run_goes_from_the_form_into_the_queue(visit, platform, two_runs):
     row = page.locator(".queue tr", has_text="from the form")
     expect(row).to_contain_text("in use")
     expect(page.locator("#pool-1")).to_contain_text("letters holder")
+
+
+def test_the_preset_grpo_replaces_the_critic_by_groups_and_can_be_left_again(visit, platform):
+    page = open_form(visit)
+    critic, rate, group = (page.locator(f"[data-path='{path}']") for path in CRITIC_AND_GROUP)
+    expect(group).to_be_disabled()
+    page.fill("[data-path='ppo.critic_learning_rate']", "2e-5")
+    page.fill("[data-path=steps]", "10")
+    page.check("input[name=preset][value=grpo]")
+    page.wait_for_selector(READY)
+    expect(group).to_have_value("8")
+    expect(critic).to_be_disabled()
+    expect(rate).to_be_disabled()
+    expect(page.locator("#plan-answers")).to_have_text("1,280")  # 10 steps of 16 prompts
+    expect(page.locator("input[value=grpo]")).to_be_checked()
+    page.fill("[data-path='ppo.group_size']", "4")
+    page.wait_for_selector(READY)
+    expect(page.locator("#plan-answers")).to_have_text("640")
+    expect(page.locator("input[value=grpo]")).to_be_checked()  # a size of one's own is still GRPO
+    page.check("input[name=preset][value=sequential]")
+    page.wait_for_selector(READY)
+    expect(rate).to_have_value("2e-5")
+    expect(critic).to_have_value("reward")
+    expect(group).to_be_disabled()
+    expect(page.locator("#plan-answers")).to_have_text("160")
+    page.check("input[name=preset][value=grpo]")
+    page.wait_for_selector(READY)
+    page.click("#send")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    spec = Run.objects.order_by("-id").first().spec
+    assert (spec["ppo"]["algorithm"], spec["ppo"]["group_size"], spec["models"]["critic"]) == ("grpo", 8, "actor")
 
 
 def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):

@@ -86,11 +86,37 @@ def test_a_measured_number_names_its_unit(path: str, unit: str) -> None:
 
 
 def test_the_two_preset_overlaps_are_valid_and_differ(minimal: dict[str, Any]) -> None:
-    sequential, oppo = (load_spec({**minimal, "overlap": preset.overlap}) for preset in PRESETS)
+    sequential, oppo, _ = (load_spec({**minimal, "overlap": preset.overlap}) for preset in PRESETS)
     assert sequential.initial_overcommit == 0
     assert oppo.initial_overcommit > 0
     assert sequential.overlap.intra_step == "off"
     assert oppo.overlap.intra_step == "per_chunk"
+
+
+@pytest.mark.parametrize(
+    "critic_settings", [{}, {"ppo.critic_learning_rate": 1e-4, "ppo.gae_lambda": 1.0, "models.critic": "reward"}]
+)
+def test_the_preset_grpo_trains_groups_without_a_critic(minimal: dict[str, Any], critic_settings: dict[str, Any]) -> None:
+    grpo = next(preset for preset in PRESETS if preset.key == "grpo")
+    data = {**minimal, "overlap": grpo.overlap}
+    for path, value in {**critic_settings, **grpo.settings}.items():
+        *sections, name = path.split(".")
+        at = data
+        for section in sections:
+            at[section] = at = dict(at.get(section, {}))
+        at[name] = value
+        if value is None:  # the default
+            del at[name]
+    spec = load_spec(data)
+    assert (spec.ppo.algorithm, spec.ppo.rows, spec.ppo.has_critic) == ("grpo", 8 * spec.ppo.batch_size, False)
+    assert (spec.ppo.kl.placement, spec.ppo.kl.estimator) == ("loss", "k3+")
+
+
+def test_every_preset_says_when_to_take_it_in_one_line() -> None:
+    for preset in (*PRESETS, *EXAMPLES):
+        assert preset.description.startswith("Take it ")
+        assert len(preset.description) <= 125
+        assert "\n" not in preset.description
 
 
 @pytest.mark.parametrize("preset", EXAMPLES, ids=lambda preset: preset.key)

@@ -19,6 +19,10 @@ FETCHED = re.compile(
 # Of the stylesheets and scripts that we bring ourselves; the theme's load nothing unless a page has what is named below.
 IN_STYLES = re.compile(r"""(?:@import|url\()\s*["']?(?:https?:)?//""")
 
+INLINE = re.compile(
+    r"""<script>|<style|<[a-z][^<>]*\sstyle=|<[a-z][^<>]*\son[a-z]+=|<script(?![^>]*(?:src=|application/json))[^>]*>"""
+)
+
 
 def build(where: Path, out: Path) -> subprocess.CompletedProcess[str]:
     """The site of the checkout at `where`, built strictly into `out`."""
@@ -49,6 +53,13 @@ def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     # The theme would load a script for drawings in this language from a content network.
     assert [str(path) for path, text in pages.items() if 'class="mermaid"' in text] == []
     assert [str(path) for path in site.rglob("*.css") if IN_STYLES.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_site_has_no_inline_scripts_and_styles(site: Path) -> None:
+    """The policy of `oppo_platform/web/headers.py` allows none."""
+    texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
+    assert sorted({found for text in texts for found in INLINE.findall(text)}) == []
+    assert any(site.glob("assets/javascripts/inline.*.js"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The built site in a browser: nothing comes from elsewhere, pages fit a phone, the search finds, colours can be told apart."""
+"""The built site in a browser, under the platform's content security policy: nothing comes from elsewhere, pages fit a phone, the
+search finds, colours can be told apart."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from oppo_platform.web.headers import POLICY
 from tests.browser.conftest import chromium
 from tests.docs.test_site import site
 
@@ -23,7 +25,12 @@ LOOKED_AT = ("index.html", "client.html", "pictures.html")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
+    """Serves files as the platform does, and logs nothing."""
+
+    def end_headers(self) -> None:
+        """The platform's policy."""
+        self.send_header("Content-Security-Policy", POLICY)
+        super().end_headers()
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
@@ -39,7 +46,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 def test_pages_fit_a_phone_and_ask_nobody_else(chromium: Any, address: str) -> None:
-    look_at(chromium, address, LOOKED_AT)
+    look_at(chromium, address, (*LOOKED_AT, "notebooks/compare.html"))
 
 
 @pytest.mark.full
@@ -52,13 +59,16 @@ def look_at(chromium: Any, address: str, paths: Iterable[str]) -> None:
     """Open pages on a phone; none may be wider than it, and nothing may come from elsewhere."""
     page = chromium.new_context(viewport={"width": 400, "height": 800}).new_page()
     asked: list[str] = []
+    complaints: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     wide = []
     for path in paths:
         page.goto(address + path)
         wide += [path] if page.evaluate("document.documentElement.scrollWidth") > 400 else []
     assert wide == []
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    assert complaints == []
     page.context.close()
 
 

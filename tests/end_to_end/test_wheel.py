@@ -6,11 +6,13 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -58,8 +60,12 @@ class Installation:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the checkout."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    return build_wheel(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def build_wheel(checkout: Path, folder: Path) -> Path:
+    """The wheel of a checkout, built into `folder`."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(checkout)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("*.whl")
@@ -179,6 +185,43 @@ def test_it_registers_the_built_in_rules(wheel: Path, installed: Installation) -
         assert "[oppo.rules]\nletters:score = oppo_core.rules.letters:score" in archive.read(listed).decode()
     code = "from oppo_core.rewards.registry import find_rule; print(find_rule('letters:score').__module__)"
     assert installed.run("python", "-c", code).split() == ["oppo_core.rules.letters"]
+
+
+def test_it_holds_the_documentation_if_it_is_built(tmp_path: Path) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in [*(path.lstrip("/") for path in settings["sdist"]["include"]), "pyproject.toml", ".gitignore"]:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, checkout)
+        elif name != "build/site":
+            shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    without = names_in(build_wheel(checkout, tmp_path / "without"))
+    (checkout / "build" / "site" / "search").mkdir(parents=True)
+    for name in ("index.html", "search/search_index.json"):
+        (checkout / "build" / "site" / name).write_text("x", encoding="utf-8")
+    added = names_in(build_wheel(checkout, tmp_path / "with")) - without
+    assert added == {"oppo_platform/_docs/index.html", "oppo_platform/_docs/search/search_index.json"}
+    assert {
+        "oppo_platform/settings.py",
+        "oppo_platform/_templates/base.html",
+        "oppo_bench/cli.py",
+        "worker/__init__.py",
+    } <= without
+
+
+def names_in(wheel: Path) -> set[str]:
+    """Names of the files in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_it_serves_the_documentation_that_it_holds(wheel: Path, address: str) -> None:
+    page = httpx.get(f"{address}/docs/")
+    assert page.status_code == 200
+    is_built = "oppo_platform/_docs/index.html" in names_in(wheel)
+    assert ("make docs" in page.text and "is not built" in page.text) != is_built
+    assert not is_built or httpx.get(f"{address}/docs/search/search_index.json").status_code == 200
 
 
 def test_its_examples_are_valid_specs(installed: Installation) -> None:

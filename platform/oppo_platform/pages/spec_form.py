@@ -30,11 +30,16 @@ from oppo_contract.wire import CatalogueEntry
 from oppo_contract.yaml_text import load_yaml
 
 FIRST_STEPS = 200
+GENERAL_RULE = "sentiment:compound"
+BUILT_IN_RULES = frozenset({"letters:score", "math:verify", GENERAL_RULE})
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One input. `kind`: text, whole, number (empty means null), choice, actor, reward, critic, prompts, or devices."""
+    """One input. `kind`: text, whole, number (empty means null), choice, actor, reward, critic, prompts, or devices.
+
+    `only`: `path=value,value`, the values of another setting with which this one has an effect.
+    """
 
     path: str
     label: str
@@ -66,6 +71,7 @@ class FieldGroup:
     fields: tuple[FormField, ...]
 
 
+DEFER = "overlap.inter_step=defer"
 GROUPS = (
     FieldGroup(
         "Models and data",
@@ -73,7 +79,7 @@ GROUPS = (
             FormField("name", "Name", "text"),
             FormField("models.actor", "Actor", "actor"),
             FormField("models.reward", "Reward", "reward"),
-            FormField("models.critic", "Critic init", "critic"),
+            FormField("models.critic", "Critic init", "critic", only="ppo.algorithm=ppo"),
             FormField("data.prompts", "Prompts", "prompts"),
         ),
     ),
@@ -83,11 +89,11 @@ GROUPS = (
             FormField("steps", "Steps", "whole"),
             FormField("ppo.batch_size", "Batch size B", "whole", "prompts per step"),
             FormField("ppo.algorithm", "Algorithm", "choice"),
-            FormField("ppo.group_size", "Group size G", "whole", "responses per prompt"),
+            FormField("ppo.group_size", "Group size G", "whole", "responses per prompt", "ppo.algorithm=grpo,rloo"),
             FormField("rollout.max_new_tokens", "Max response length", "whole", "tokens"),
             FormField("rollout.max_prompt_tokens", "Max prompt length", "whole", "tokens"),
             FormField("ppo.learning_rate", "Learning rate", "number", "actor"),
-            FormField("ppo.critic_learning_rate", "Learning rate", "number", "critic"),
+            FormField("ppo.critic_learning_rate", "Learning rate", "number", "critic", "ppo.algorithm=ppo"),
             FormField("ppo.kl.coefficient", "KL coefficient", "number"),
             FormField("seed", "Seed", "whole"),
             FormField("budget.target_reward", "Target reward", "number", "optional"),
@@ -96,9 +102,9 @@ GROUPS = (
     FieldGroup(
         "Overlap",
         (
-            FormField("overlap.overcommit.initial", "Initial extra rollouts in flight Δ", "whole", "rollouts", "defer"),
-            FormField("overlap.overcommit.max", "Max extra rollouts in flight (Δ)", "whole", "rollouts", "defer"),
-            FormField("overlap.max_age", "Max staleness", "whole", "steps", "defer"),
+            FormField("overlap.overcommit.initial", "Initial extra rollouts in flight Δ", "whole", "rollouts", DEFER),
+            FormField("overlap.overcommit.max", "Max extra rollouts in flight (Δ)", "whole", "rollouts", DEFER),
+            FormField("overlap.max_age", "Max staleness", "whole", "steps", DEFER),
             FormField("overlap.chunk.size", "Chunk size C", "whole", "tokens"),
         ),
     ),
@@ -129,6 +135,28 @@ def _schema(path: str) -> FieldInfo:
         assert isinstance(inner, type)
         model = inner
     return model.model_fields[last]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the connected workers have for a run, by kind; without entries that no run can use."""
+
+    actors: tuple[CatalogueEntry, ...]
+    rewards: tuple[CatalogueEntry, ...]
+    prompts: tuple[CatalogueEntry, ...]
+    rules: tuple[str, ...]
+
+
+def offer(catalogue: list[CatalogueEntry]) -> Offer:
+    """The usable entries of a catalogue."""
+    usable = [entry for entry in catalogue if not entry.problem]
+    models = [entry for entry in usable if entry.kind == "model"]
+    return Offer(
+        actors=tuple(m for m in models if m.task == "causal_lm"),
+        rewards=tuple(m for m in models if m.task == "sequence_classification"),
+        prompts=tuple(entry for entry in usable if entry.kind == "prompts"),
+        rules=tuple(entry.id for entry in usable if entry.kind == "rule"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +196,15 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
 
     An example's spec if the catalogue has no actor, or no reward model but all that the example needs.
     """
-    examples = example_runs(catalogue)
-    catalogue = [c for c in catalogue if not c.problem]
-    actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
-    reward = _reward_for(actor, catalogue)
-    first = next((example for example in examples if actor is None or (reward is None and example.ready)), None)
+    offered = offer(catalogue)
+    actor = next(iter(offered.actors), None)
+    reward = _reward_for(actor, offered)
+    first = next((e for e in example_runs(catalogue) if actor is None or (reward is None and e.ready)), None)
     if first is not None:
         return first.spec
-    prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)
-    oppo = PRESETS[-1]
+    prompts = max(offered.prompts, key=lambda entry: entry.rows, default=None)
+    rule = None if reward else _rule_among(offered.rules)
+    oppo = next(preset for preset in PRESETS if preset.key == "oppo")
     # Δ is left empty, so that its defaults follow the batch size.
     overlap = {**Overlap().model_dump(mode="json", exclude={"overcommit": {"initial", "max"}}), **oppo.overlap}
     return {
@@ -186,7 +214,7 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
         "steps": FIRST_STEPS,
         "models": {
             "actor": {"path": actor.id if actor else ""},
-            "reward": {"model": {"path": reward.id if reward else ""}},
+            "reward": {"rule": rule} if rule else {"model": {"path": reward.id if reward else ""}},
             "critic": "reward" if reward else "actor",
         },
         "data": {"prompts": prompts.id if prompts else ""},
@@ -201,10 +229,14 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
     }
 
 
-def _reward_for(actor: CatalogueEntry | None, catalogue: list[CatalogueEntry]) -> CatalogueEntry | None:
-    rewards = [c for c in catalogue if c.kind == "model" and c.task == "sequence_classification"]
-    same = [c for c in rewards if actor and c.tokenizer_digest == actor.tokenizer_digest]
-    return next(iter(same or rewards), None)
+def _reward_for(actor: CatalogueEntry | None, offered: Offer) -> CatalogueEntry | None:
+    same = [model for model in offered.rewards if actor and model.tokenizer_digest == actor.tokenizer_digest]
+    return next(iter(same or offered.rewards), None)
+
+
+def _rule_among(rules: tuple[str, ...]) -> str | None:
+    """A rule of the user's own, or the built-in one that scores any text; the others fit their examples only."""
+    return next((rule for rule in rules if rule not in BUILT_IN_RULES), GENERAL_RULE if GENERAL_RULE in rules else None)
 
 
 def _rollout_within(context: int) -> dict[str, Any]:

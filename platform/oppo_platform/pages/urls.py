@@ -16,6 +16,7 @@ from oppo_platform.pages import (
     views,
 )
 from oppo_platform.pages.api_page import api_page
+from oppo_platform.pages.docs_views import docs
 from oppo_platform.pages.storage_views import or_trash
 
 app_name = "pages"
@@ -35,6 +36,8 @@ urlpatterns = [
     path("runs/<int:run_id>/restore", storage_views.restore, name="restore-run"),
     path("runs/<int:run_id>/purge", storage_views.purge, name="purge-run"),
     path("api", api_page, name="api"),
+    path("docs/", docs, name="docs-home"),
+    path("docs/<path:page>", docs, name="docs"),
     path("alerts", alert_views.alerts, name="alerts"),
     path("queue", views.queue, name="queue"),
     path("sharing", sharing_views.sharing, name="sharing"),

@@ -21,6 +21,7 @@ from oppo_platform.accounts.current_team import current_team
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import group_by_pool
+from oppo_platform.pages.first_run import checklist, first_run_context
 from oppo_platform.pages.page_context import live_catalogue, with_curves
 from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.pages.spec_form import ExampleRun
@@ -53,6 +54,8 @@ STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
 @require_GET
 def runs(request: HttpRequest) -> HttpResponse:
     """Runs of the user's teams: `show` selects states, `project` a project, `q` filters, `sort` sorts, `cols` selects columns."""
+    if request.GET.get("part") == "first-run":
+        return _first_run(request)
     group, project = request.GET.get("show", ""), _number(request, "project")
     where, sort, cursor, cols = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "cols"))
     if group not in STATE_GROUPS:
@@ -68,7 +71,6 @@ def runs(request: HttpRequest) -> HttpResponse:
         # Not an HTTP error: browsers would log any other status while the user types a filter.
         return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
     has_runs = bool(listed) or visible_runs(request.user).exists()
-    may_submit = submit_projects(request.user).exists()
     view = request.GET.get("view", "") or ("all" if default is not None else "")
     params = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
     context: dict[str, Any] = {
@@ -80,14 +82,20 @@ def runs(request: HttpRequest) -> HttpResponse:
         "teams": visible_teams(request.user),
         "none_match": not result["items"] and not wrong,
         "has_runs": has_runs,
-        "may_submit": may_submit,
-        "examples": spec_form.example_runs(live_catalogue()) if may_submit and not has_runs else [],
-        "linked": True,
+        "may_submit": submit_projects(request.user).exists(),
         "next": result["next"],
         "older_query": query({**params, "cursor": result["next"]}),
         "rows_url": f"{reverse('pages:runs')}?{query({**params, 'cursor': cursor, 'part': 'rows'})}",
     }
-    return render(request, "runs/list.html", context | _choices(request, params, columns))
+    first_run = {} if has_runs or not context["projects"] else first_run_context(request)
+    return render(request, "runs/list.html", context | _choices(request, params, columns) | first_run)
+
+
+def _first_run(request: HttpRequest) -> HttpResponse:
+    """The checklist of the empty list; the page is loaded again once there is a run, or no project for one."""
+    if visible_runs(request.user).exists() or not visible_projects(request.user).exists():
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    return render(request, "runs/first_run.html", first_run_context(request))
 
 
 def _choices(request: HttpRequest, params: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
@@ -188,15 +196,13 @@ def _free_devices(nodes: list[dict[str, Any]]) -> int:
 def submit(request: HttpRequest) -> HttpResponse:
     """The form for a new run; `?from=ID` starts it from another run's spec, `step` also from its checkpoint of that step.
 
-    `?preset=KEY` starts it from an example. `?part=examples` returns what the examples need, and the catalogue; `?part=links`
-    the former with links to the form.
+    `?preset=KEY` starts it from an example. `?part=examples` returns what the examples need, and the catalogue.
     """
     fork, step = _forked(request), _number(request, "step")
     catalogue = live_catalogue()
     examples = spec_form.example_runs(catalogue)
-    if part := request.GET.get("part"):
-        context = {"examples": examples, "linked": part == "links", "catalogue": _as_data(catalogue)}
-        return render(request, "parts/examples.html", context)
+    if request.GET.get("part"):
+        return render(request, "parts/examples.html", {"examples": examples, "catalogue": _as_data(catalogue)})
     nodes = [node for node in nodes_overview(request.user) if node["live"]]
     # Of the current team; of all teams for a fork, for a link with a project, and if the current team has no project.
     everywhere = submit_projects(request.user)
@@ -206,7 +212,7 @@ def submit(request: HttpRequest) -> HttpResponse:
     page_data: dict[str, Any] = {
         "spec": fork_spec(fork.spec, fork.pk, step) if fork else _starting_spec(request, catalogue, examples),
         "catalogue": _as_data(catalogue),
-        "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
+        "presets": [{"key": p.key, "overlap": p.overlap, "settings": p.settings} for p in PRESETS],
         "examples": [{"key": e.preset.key, "overlap": e.preset.overlap, "spec": e.spec} for e in examples],
         "fork": fork.pk if fork else None,
     }
@@ -220,6 +226,8 @@ def submit(request: HttpRequest) -> HttpResponse:
         "examples": examples,
         "lacking": any(not example.ready for example in examples),
         "connected": bool(nodes),
+        "missing": [item.title for item in checklist(nodes, spec_form.offer(catalogue), "", "") if not item.there],
+        "first_run": not visible_runs(request.user).exists(),
         "page_data": page_data,
         "free": _free_devices(nodes),
         "device_count": sum(len(node["devices"]) for node in nodes),

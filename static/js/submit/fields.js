@@ -118,6 +118,11 @@ export function submitFields(form, catalogue, onChange) {
           : input.value,
     prompts: (input, spec) => (input.value === "kept:" ? S.get(spec, "data.prompts") : input.value),
   };
+  /* `path=value,value`: whether the spec has one of these values. */
+  function hasEffect(only, spec) {
+    const [path, values] = only.split("=");
+    return values.split(",").includes(S.get(spec, path));
+  }
   /* Show `spec`; the focused input keeps its text. */
   function fill(spec) {
     inputs.forEach((input) => {
@@ -126,7 +131,7 @@ export function submitFields(form, catalogue, onChange) {
       if (special) special(input, value);
       else if (document.activeElement !== input || parse(input.dataset.kind, input.value) !== value)
         input.value = shown(value);
-      if (input.dataset.only) input.disabled = S.get(spec, "overlap.inter_step") !== input.dataset.only;
+      if (input.dataset.only) input.disabled = !hasEffect(input.dataset.only, spec);
     });
   }
   function write(input, spec) {

@@ -11,6 +11,7 @@ import * as S from "./spec.js";
 
 const WAIT_MS = 250;
 const RETRY_MS = 3000;
+const ALGORITHM = "ppo.algorithm";
 const $ = (id) => document.getElementById(id);
 const { spec: start, catalogue, presets, examples, fork } = readJson("submit-data");
 const form = $("submit");
@@ -28,6 +29,7 @@ let named = Boolean(fork);
 let verdict = { ok: false, problems: [], pending: true };
 let readable = true; // whether the last checked text was a spec at all
 let touched = Boolean(fork); // an untouched form names what it needs, without complaints
+let replaced = {}; // values that the chosen preset replaced, by path
 let tried = { text: "", key: "" }; // the last submission, and its idempotency key
 const fields = submitFields(form, catalogue, (input) => {
   touched = true;
@@ -97,7 +99,7 @@ function askToSignIn() {
 onSignedOut(askToSignIn);
 function fill() {
   fields.fill(spec);
-  const chosen = examples.find((e) => hasModes(e) && hasInputs(e)) || presets.find(hasModes);
+  const chosen = examples.find((e) => hasModes(e) && hasInputs(e)) || matchingPreset();
   form.querySelectorAll('[name="preset"]').forEach((radio) => {
     radio.checked = Boolean(chosen) && radio.value === chosen.key;
   });
@@ -117,6 +119,11 @@ function showExample() {
 }
 const hasModes = (preset) =>
   Object.entries(preset.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value);
+/* The preset of the algorithm first: its other settings may have been changed. */
+function matchingPreset() {
+  const fitting = presets.filter(hasModes);
+  return fitting.find((p) => p.settings[ALGORITHM] === S.get(spec, ALGORITHM)) || fitting.find((p) => !p.settings[ALGORITHM]);
+}
 const hasInputs = (example) =>
   ["models.actor.path", "data.prompts"].every((path) => S.get(spec, path) === S.get(example.spec, path));
 function suggestName() {
@@ -135,13 +142,21 @@ function choosePreset(key) {
   const example = examples.find((e) => e.key === key);
   const name = S.get(spec, "name");
   if (example) spec = { ...S.copy(example.spec), name };
-  else
-    Object.entries(presets.find((p) => p.key === key).overlap).forEach(([mode, value]) =>
-      S.set(spec, `overlap.${mode}`, value),
-    );
+  else applySettings(presets.find((p) => p.key === key));
+  if (example) replaced = {};
   suggestName();
   fill();
   changed("form");
+}
+/* The settings of a preset, in place of those of the one before. */
+function applySettings({ overlap, settings }) {
+  const apply = (values) =>
+    Object.entries(values).forEach(([path, value]) =>
+      value === null || value === undefined ? S.unset(spec, path) : S.set(spec, path, value),
+    );
+  apply(replaced);
+  replaced = Object.fromEntries(Object.keys(settings).map((path) => [path, S.get(spec, path)]));
+  apply({ ...settings, "overlap.intra_step": overlap.intra_step, "overlap.inter_step": overlap.inter_step });
 }
 function show(which) {
   view = which;
@@ -254,7 +269,8 @@ function plan() {
     const v = S.get(spec, path) ?? fields.effective(path);
     return readable && typeof v === "number" ? v : NaN;
   };
-  const answers = n("steps") * n("ppo.batch_size");
+  const group = n("ppo.group_size") || 1;
+  const answers = n("steps") * n("ppo.batch_size") * group;
   const prompts = catalogue.find((c) => c.kind === "prompts" && c.id === S.get(spec, "data.prompts"));
   const defers = S.get(spec, "overlap.inter_step") === "defer";
   const delta = defers ? n("overlap.overcommit.max") : 0;
@@ -262,11 +278,13 @@ function plan() {
   setText(
     $("plan-epochs"),
     prompts && prompts.rows && f.known(answers)
-      ? `${f.figure(answers / prompts.rows)} × the ${f.whole(prompts.rows)} prompts`
-      : "steps × B",
+      ? `${f.figure(answers / group / prompts.rows)} × the ${f.whole(prompts.rows)} prompts`
+      : group > 1
+        ? "steps × B × G"
+        : "steps × B",
   );
-  setText($("plan-flight"), f.whole(n("ppo.batch_size") + delta));
-  setText($("plan-flight-sub"), defers ? "B + max Δ" : "B, no deferral");
+  setText($("plan-flight"), f.whole((n("ppo.batch_size") + delta) * group));
+  setText($("plan-flight-sub"), `${defers ? "B + max Δ" : "B, no deferral"}${group > 1 ? `, × G ${group}` : ""}`);
   setText($("plan-tokens"), compact(answers * n("rollout.max_new_tokens")));
   setText($("plan-tokens-sub"), "all responses at max length");
   setText($("plan-devices"), f.whole(n("resources.devices")));

@@ -62,6 +62,8 @@ PAGES: list[Row] = [
 
 ACCOUNTS: list[Row] = [
     get("/healthz", PUBLIC),
+    get("/docs/", PUBLIC),
+    get("/docs/tutorial.html", PUBLIC),
     get("/login-link/{login}", PUBLIC, status=302),
     get("/invites/{invited}", PUBLIC),
     post("/invites/{invited}", {"username": "zoe", "password": "x"}, PUBLIC, status=422),
