@@ -56,6 +56,7 @@ def test_the_checklist_leads_from_nothing_to_the_first_run(visit, platform, newc
     expect(page.locator("#first-done")).to_contain_text("4 of 4 ready")
     assert faults(page) == []
 
+    platform.fleet.beat()  # a node that has been silent for a minute offers nothing
     form = visitor.context.new_page()
     form.goto("/runs")
     form.click("#first-submit >> text=New run")

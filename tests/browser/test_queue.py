@@ -52,7 +52,7 @@ def test_a_run_whose_node_is_silent_has_lost_contact_on_every_page(visit, platfo
     supervisor.tell(list(story.tell(3)))
     page = visit().page
     page.goto(f"/runs/{run_id}")
-    page.wait_for_selector("h1 + [data-part=state] .pill[data-state=running]")
+    page.wait_for_selector("#run [data-part=state] .pill[data-state=running]")
     Attempt.objects.filter(run=run_id).update(seen_at=clock.now() - timedelta(minutes=3))
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # otherwise it polls after 20 s without an event
     page.wait_for_selector("#run .pill[data-state=lost]")
