@@ -35,19 +35,19 @@ PRESETS = (
     Preset(
         "sequential",
         "Sequential",
-        "Take it as the baseline, to measure what overlap saves: one stage after another.",
+        "The baseline, to measure what overlap saves: one stage after another.",
         {"intra_step": "off", "inter_step": "off"},
     ),
     Preset(
         "oppo",
         "OPPO",
-        "Take it for most runs: scores responses while they are decoded, and defers the longest ones to the next step.",
+        "For most runs: scores responses while they are decoded, and defers the longest ones to the next step.",
         {"intra_step": "per_chunk", "inter_step": "defer"},
     ),
     Preset(
         "grpo",
         "GRPO",
-        "Take it when a rule or a final answer decides the reward, or memory is short: 8 responses per prompt and no critic.",
+        "When a rule or a final answer decides the reward, or memory is limited: 8 responses per prompt and no critic.",
         {"intra_step": "per_chunk", "inter_step": "defer"},
         settings={
             "ppo.algorithm": "grpo",
@@ -64,7 +64,7 @@ EXAMPLES = (
     Preset(
         "sentiment",
         "Example: sentiment",
-        "Take it for a first run: SmolLM2-135M, a published model, learns to write happily. About four minutes on two CPU cores.",
+        "For a first run: SmolLM2-135M, a published model, learns to write positive text. About four minutes on two CPU cores.",
         {"intra_step": "per_chunk", "inter_step": "off"},
         example="smollm2/sentiment",
         needs=("smollm2/model", "smollm2/sentiment.jsonl", "smollm2/sentiment-heldout.jsonl"),

@@ -14,6 +14,7 @@ from statistics import median
 from oppo_contract.spec import RunSpec
 from oppo_estimate.device_memory import Host, planned_devices
 from oppo_estimate.device_speed import Speed
+from oppo_estimate.schedules import PLAIN
 from oppo_estimate.shapes import Shape
 from oppo_estimate.step_time import Lengths, Stages, ending_rate, mean_length, stages
 
@@ -49,7 +50,7 @@ class EarlierRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class EstimateInputs:
     """What the estimates need besides the spec: shapes by role, the device, and its speed (None: unknown)."""
 
     shapes: Mapping[str, Shape]
@@ -79,7 +80,7 @@ def _setting(spec: RunSpec, path: str) -> object:
     return reduce(getattr, path.split("."), spec)
 
 
-def estimate_step(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> StepEstimate | None:
+def estimate_step(spec: RunSpec, model: EstimateInputs, runs: Sequence[EarlierRun]) -> StepEstimate | None:
     """The step of `spec`, scaled to comparable `runs` if there are any; None for a device of unknown speed without runs.
 
     Without runs every response is expected to have the maximum length.
@@ -98,9 +99,8 @@ def estimate_step(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> St
 
 def _sequential(spec: RunSpec) -> RunSpec:
     """The spec without overlap, not validated again: other settings only matter with it."""
-    modes = {"intra_step": "off", "inter_step": "off", "update_overlap": False}
     overcommit = spec.overlap.overcommit.model_copy(update={"initial": 0, "max": 0})
-    return spec.model_copy(update={"overlap": spec.overlap.model_copy(update={**modes, "overcommit": overcommit})})
+    return spec.model_copy(update={"overlap": spec.overlap.model_copy(update={**PLAIN, "overcommit": overcommit})})
 
 
 def expected_lengths(spec: RunSpec, runs: Sequence[EarlierRun]) -> Lengths:
@@ -113,7 +113,7 @@ def expected_lengths(spec: RunSpec, runs: Sequence[EarlierRun]) -> Lengths:
     return Lengths(min(most, median(prompts)) if prompts else most, response)
 
 
-def _factors(run: EarlierRun, model: Model, speed: Speed) -> tuple[float, float]:
+def _factors(run: EarlierRun, model: EstimateInputs, speed: Speed) -> tuple[float, float]:
     """Measured ÷ estimated time of decoding, and of everything else."""
     prompt = run.spec.rollout.max_prompt_tokens if run.prompt is None else run.prompt
     estimated = stages(run.spec, model.shapes, speed, Lengths(prompt, run.response), run.cores, model.host.gpu)
@@ -131,7 +131,7 @@ def _rest_factor(estimated: Stages, step_s: float, decode_s: float) -> float:
     return (step_s if estimated.streamed else step_s - decode_s) / (estimated.score + after)
 
 
-def expected_peak(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> int | None:
+def expected_peak(spec: RunSpec, model: EstimateInputs, runs: Sequence[EarlierRun]) -> int | None:
     """Expected peak memory of the fullest device, bytes: the median of what each run suggests; None without any.
 
     The estimate alone assumes that all responses have the maximum length.
@@ -141,7 +141,7 @@ def expected_peak(spec: RunSpec, model: Model, runs: Sequence[EarlierRun]) -> in
     return int(median(peaks)) if peaks else None
 
 
-def _scaled_peak(run: EarlierRun, peak: int, model: Model, needed: int, fixed: int) -> float:
+def _scaled_peak(run: EarlierRun, peak: int, model: EstimateInputs, needed: int, fixed: int) -> float:
     """`needed` as a run's measured `peak` suggests: plus what exceeded its estimate, such as larger libraries, or scaled down."""
     estimated, base = _fullest(run.spec, model, run.cores)
     if peak >= estimated:
@@ -149,7 +149,7 @@ def _scaled_peak(run: EarlierRun, peak: int, model: Model, needed: int, fixed: i
     return fixed + max(LEAST_MEMORY, (peak - base) / (estimated - base)) * (needed - fixed)
 
 
-def _fullest(spec: RunSpec, model: Model, cores: int) -> tuple[int, int]:
+def _fullest(spec: RunSpec, model: EstimateInputs, cores: int) -> tuple[int, int]:
     """Estimated memory of the fullest device, and its fixed part, bytes."""
     host = Host(model.host.memory, cores, model.host.gpu)
     devices = planned_devices(spec, model.shapes, host, model.transformers)

@@ -35,9 +35,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds of each stage of one step, `apart`: whether critic and actor are updated at the same time.
+    """Seconds of each stage of one step.
 
-    `streamed`: whether responses are scored while they are decoded.
+    `apart`: whether critic and actor are updated at the same time. `streamed`: whether responses are scored while they are
+    decoded. What update overlap saves is not modelled.
     """
 
     decode: float

@@ -87,7 +87,7 @@ def opened(page, name):
     return card.locator(".menu-body")
 
 
-def test_charts_are_pinned_moved_drawn_large_and_shared_with_the_project(visit, two_runs):
+def test_charts_are_pinned_combined_and_moved(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[0]}")
     page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
@@ -119,6 +119,22 @@ def test_charts_are_pinned_moved_drawn_large_and_shared_with_the_project(visit, 
     page.reload()
     expect(names).to_have_text(["losses", "actor/entropy"])
     page.wait_for_function("() => document.querySelector('#pinned-charts .plot')._fullLayout?.yaxis.type === 'log'")
+
+
+PINNED = """async () => {
+  const { post } = await import("/static/js/core/api.js");
+  const { project } = JSON.parse(document.getElementById("chart-layout").textContent);
+  const losses = { title: "losses", keys: ["critic/vf_loss", "objective/kl"], log: true };
+  await post(`projects/${project}/charts`, { charts: [losses, { keys: ["actor/entropy"] }] });
+}"""
+
+
+def test_pinned_charts_are_shared_with_the_project_drawn_large_and_unpinned(visit, two_runs):
+    page = visit().page
+    names = page.locator("#pinned-charts h3")
+    page.goto(f"/runs/{two_runs[0]}")
+    page.evaluate(PINNED)
+    page.reload()
     page.click("#pinned-share")
     expect(page.locator("#pinned-whose")).to_have_text("for everyone in the project")
     page.goto(f"/runs/{two_runs[1]}")
@@ -159,3 +175,21 @@ def test_one_cursor_and_one_zoom_for_all_charts(visit, two_runs):
         " return [...document.querySelectorAll('#metric-groups .metric .js-plotly-plot')].slice(0, 3)"
         ".every(plot => end(plot) === at); }"
     )
+    page.locator("#metric-groups .metric .nsewdrag").first.dblclick()
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('#plot-reward, #metric-groups .metric .js-plotly-plot')].slice(0, 3)"
+        ".every(plot => plot._fullLayout.xaxis.range[0] === 0 && plot._fullLayout.xaxis.range[1] >= 60)"
+    )
+
+
+def test_a_chart_that_cannot_be_saved_is_not_shown_as_pinned(visit, two_runs):
+    visitor = visit()
+    visitor.expects("ERR_FAILED")
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    before = page.locator("#pinned-charts h3").all_inner_texts()
+    page.route("**/api/v1/projects/*/charts", lambda route: route.abort())
+    opened(page, "timing_s/step").get_by_text("Pin", exact=True).click()
+    expect(page.locator(".toast")).to_contain_text("Not saved")
+    expect(page.locator("#pinned-charts h3")).to_have_text(before)

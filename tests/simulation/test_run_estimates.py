@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_estimate.calibration import EarlierRun, Model, comparable, estimate_step, expected_lengths, expected_peak
+from oppo_estimate.calibration import EarlierRun, EstimateInputs, comparable, estimate_step, expected_lengths, expected_peak
 from oppo_estimate.device_memory import Host, find_remedy, planned_devices
 from oppo_estimate.device_speed import CORE, device_speed, stated_gpu
 from oppo_estimate.roles import role_head
@@ -33,8 +33,8 @@ def shapes_of(spec: RunSpec) -> dict[str, Shape]:
     return {name: tiny_shape(model.tiny, role_head(name)) for name, model in spec.role_models().items() if model.tiny}
 
 
-def model_of(spec: RunSpec, cores: int = 2, memory: int = 64 * GIB) -> Model:
-    return Model(shapes_of(spec), Host(memory, cores, gpu=False), CORE, transformers=False)
+def model_of(spec: RunSpec, cores: int = 2, memory: int = 64 * GIB) -> EstimateInputs:
+    return EstimateInputs(shapes_of(spec), Host(memory, cores, gpu=False), CORE, transformers=False)
 
 
 def needed(spec: RunSpec, cores: int = 2) -> int:
@@ -148,7 +148,9 @@ def test_runs_of_the_same_kind_come_before_others() -> None:
 
 def test_a_gpu_of_unknown_speed_needs_an_earlier_run() -> None:
     spec = spec_with(resources={"kind": "cuda"})
-    model = Model(shapes_of(spec), Host(80 * GIB, 16, gpu=True), device_speed("Some card", "cuda", "float32"), transformers=False)
+    model = EstimateInputs(
+        shapes_of(spec), Host(80 * GIB, 16, gpu=True), device_speed("Some card", "cuda", "float32"), transformers=False
+    )
     assert model.speed is None
     assert estimate_step(spec, model, []) is None
     estimate = estimate_step(spec, model, [measured(spec)])

@@ -89,7 +89,7 @@ def test_body(team: Team, actor: User, at: datetime) -> str:
 def as_chat_message(body: str, format: Webhook.Format) -> str:
     """A webhook's JSON body as the message of a chat service: a link to the run, the alert and why.
 
-    Names are written by users: nothing in them is markup or mentions anybody.
+    Names are written by users: nothing in them is a link or mentions anybody.
     """
     message = json.loads(body)
     data = message["data"]
@@ -111,7 +111,9 @@ def _slack(text: str, name: str, url: str) -> str:
 
 
 def _discord(text: str, name: str, url: str) -> str:
-    embed = {"title": name[:256], "url": url, "description": _PLAIN.sub(r"\\\1", text)[:4000]} if url else None
+    embed = (
+        {"title": _PLAIN.sub(r"\\\1", name)[:256], "url": url, "description": _PLAIN.sub(r"\\\1", text)[:4000]} if url else None
+    )
     message = {"embeds": [embed]} if embed else {"content": text}
     return json.dumps({**message, "allowed_mentions": {"parse": []}})
 

@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from ninja import Path, Router, Schema
 from pydantic import ConfigDict, Field, StringConstraints
 
+from oppo_contract.events import MetricKey
 from oppo_platform.api.lookups import caller, chosen_project
 from oppo_platform.projects import chart_layouts as service
 from oppo_platform.projects.chart_layouts import Layout
@@ -24,8 +25,8 @@ class ChartBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    keys: list[Annotated[Text, Field(min_length=1, max_length=200)]] = Field(
-        min_length=1, max_length=MOST_KEYS, description="Names of metrics (docs/metrics.md), a line each."
+    keys: list[MetricKey] = Field(
+        min_length=1, max_length=MOST_KEYS, description="Names of metrics (docs/metrics.md), a curve each."
     )
     title: Text = Field("", max_length=80, description="Empty: the metrics' names.")
     log: bool = Field(False, description="Whether the y axis is logarithmic.")

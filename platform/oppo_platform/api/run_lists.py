@@ -19,7 +19,7 @@ from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filter_completion import words
 from oppo_platform.runs.filtering import FilterError
-from oppo_platform.runs.labels import LONGEST_NOTES, MOST_TAGS, TagRefused, change_tags, rename_run, set_notes
+from oppo_platform.runs.labels import LONGEST_NOTES, MOST_TAGS, NotesChanged, TagRefused, change_tags, rename_run, set_notes
 from oppo_platform.runs.lifecycle import archive_run, unarchive_run
 from oppo_platform.runs.pins import pin, pinned_runs, unpin
 
@@ -50,6 +50,7 @@ class NotesBody(Schema):
     model_config = ConfigDict(extra="forbid")
 
     text: str = Field(max_length=LONGEST_NOTES, pattern=r"^[^\x00]*$", description="Markdown; empty: no notes.")
+    before: str | None = Field(None, description="The notes that were edited: 409 if they have changed since.")
 
 
 class FilterField(TypedDict):
@@ -182,7 +183,10 @@ def rename(request: HttpRequest, run_id: RunId, body: NameBody) -> runs.RunSumma
 
 
 @router.post("runs/{int:run_id}/notes", summary="Change a run's notes")
-def change_notes(request: HttpRequest, run_id: RunId, body: NotesBody) -> runs.RunSummary:
+def change_notes(request: HttpRequest, run_id: RunId, body: NotesBody) -> runs.RunSummary | Any:
     """Markdown, which `GET runs/{id}` returns. Requires permission to submit to the run's project."""
-    set_notes(run_id, body.text, _changes(request, run_id))
+    try:
+        set_notes(run_id, body.text, _changes(request, run_id), body.before)
+    except NotesChanged as error:
+        return problem(409, str(error))
     return get_run_summary(request, run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 from pathlib import Path
 
 from django.conf import settings
@@ -30,7 +31,7 @@ def docs(request: HttpRequest, page: str = HOME) -> HttpResponse:
     if page.endswith(".md"):
         return _file(settings.DOCS_MARKDOWN, page)
     source = page.removesuffix(".html") + ".md"
-    context = {"section": "docs", "page": page, "source": source if _path(settings.DOCS_MARKDOWN, source).is_file() else ""}
+    context = {"section": "docs", "page": page, "source": source if os.path.isfile(_path(settings.DOCS_MARKDOWN, source)) else ""}
     return render(request, "docs.html", context, status=200 if page == HOME or context["source"] else 404)
 
 
@@ -43,7 +44,7 @@ def _path(folder: Path, page: str) -> Path:
 
 def _file(folder: Path, page: str) -> HttpResponse:
     path = _path(folder, page)
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for a name that is too long, which Path.is_file raises
         raise Http404
     kind = "text/plain; charset=utf-8" if path.suffix == ".md" else mimetypes.guess_type(path.name)[0]
     return HttpResponse(path.read_bytes(), content_type=kind or "application/octet-stream")

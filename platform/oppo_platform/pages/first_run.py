@@ -43,10 +43,10 @@ def checklist(nodes: Sequence[dict[str, Any]], offered: Offer, administrator: st
     prompts = [entry.id for entry in offered.prompts]
     rewards = [*(entry.id for entry in offered.rewards), *(f"rule {rule}" for rule in offered.rules)]
     return [
-        Item("worker", "A worker is connected", some([_devices(node) for node in nodes], "; "), administrator),
-        Item("model", "A language model to train", some(models), submitter),
-        Item("prompts", "Prompts", some(prompts), submitter),
-        Item("reward", "A reward: a model or a rule", some(rewards), submitter),
+        Item("worker", "A worker is connected", shorten([_devices(node) for node in nodes], "; "), administrator),
+        Item("model", "A language model to train", shorten(models), submitter),
+        Item("prompts", "Prompts", shorten(prompts), submitter),
+        Item("reward", "A reward: a model or a rule", shorten(rewards), submitter),
     ]
 
 
@@ -57,7 +57,7 @@ def _devices(node: dict[str, Any]) -> str:
     return ", ".join([node["name"], *(counts or ["no devices yet"])])
 
 
-def some(names: Sequence[str], between: str = ", ") -> str:
+def shorten(names: Sequence[str], between: str = ", ") -> str:
     """The first names, and how many more there are."""
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return between.join([*names[:MOST_NAMES], *more])
@@ -100,4 +100,4 @@ def _owners(request: HttpRequest) -> str:
 
 
 def _with_names(who: str, names: list[str]) -> str:
-    return f"{who} ({some(names)})" if names else who
+    return f"{who} ({shorten(names)})" if names else who

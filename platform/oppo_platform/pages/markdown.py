@@ -10,6 +10,8 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+SCHEMES = ("http://", "https://", "mailto:")
+
 
 def render_markdown(text: str) -> SafeString:
     """HTML of the text; everything that is not Markdown is escaped."""
@@ -24,6 +26,7 @@ def _parser() -> MarkdownIt:
         .disable(["image", "html_block", "html_inline"])
     )
     parser.add_render_rule("link_open", _link)
+    parser.validateLink = lambda url: url.lower().startswith(SCHEMES)  # type: ignore[method-assign]
     return parser
 
 

@@ -20,6 +20,10 @@ class TagRefused(ValueError):
     """A tag is not allowed; the message says why."""
 
 
+class NotesChanged(ValueError):
+    """The notes were changed by somebody else; the message says what to do."""
+
+
 @transaction.atomic
 def change_tags(run_id: int, add: Sequence[str], remove: Sequence[str], actor: str) -> None:
     """Add and remove tags; idempotent.
@@ -49,12 +53,22 @@ def rename_run(run_id: int, name: str, actor: str) -> None:
 
 
 @transaction.atomic
-def set_notes(run_id: int, text: str, actor: str) -> None:
-    """Replace a run's notes, Markdown of at most LONGEST_NOTES characters."""
+def set_notes(run_id: int, text: str, actor: str, before: str | None = None) -> None:
+    """Replace a run's notes, Markdown of at most LONGEST_NOTES characters.
+
+    Raises:
+        NotesChanged: they are not `before` any more, if that is given.
+    """
     run = Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
+    if before is not None and _lines(run.notes) != _lines(before):
+        raise NotesChanged("Somebody else has changed the notes. Copy yours, reload the page, and edit them there.")
     if run.notes != text:
         run.notes = text
         _save(run, actor, "notes", notes=f"{len(text)} characters")
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n")  # as a textarea has it
 
 
 def _save(run: Run, actor: str, field: str, **details: str) -> None:

@@ -120,6 +120,8 @@ def node_requirements(spec: RunSpec, offers: Sequence[NodeOffer] | None = None) 
 
 
 def matching_preset(spec: RunSpec) -> str:
-    """The preset with the spec's overlap modes, or `custom`."""
+    """The preset with the spec's overlap modes, of several the one with its algorithm; or `custom`."""
     modes = {"intra_step": spec.overlap.intra_step, "inter_step": spec.overlap.inter_step}
-    return next((preset.key for preset in PRESETS if preset.overlap == modes), "custom")
+    fitting = [preset for preset in PRESETS if preset.overlap == modes]
+    same = [preset for preset in fitting if preset.settings.get("ppo.algorithm", "ppo") == spec.ppo.algorithm]
+    return next((preset.key for preset in (*same, *fitting)), "custom")

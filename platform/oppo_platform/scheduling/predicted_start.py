@@ -43,7 +43,6 @@ def waiting_run(spec: RunSpec, needs: dict[str, Any], team_id: int, submitted_at
         submitted_at=submitted_at,
         preemptible=spec.queue.preemptible,
         max_runtime_s=None if limit_h is None else 3600 * limit_h,
-        steps_left=spec.steps,
     )
 
 

@@ -18,16 +18,16 @@ from django.db import connection
 
 from oppo_platform.cursors import read_cursor, write_cursor
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import END, AttemptRange, attempt_ranges_by_run
+from oppo_platform.telemetry.metric_reader import END, AttemptRange, Parts, attempt_ranges_by_run
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.sample_columns import Column, Steps, StepWord, choose_columns, offered_steps, reward_change
 from oppo_platform.telemetry.samples import Ending, as_item, cut_texts
 from oppo_platform.telemetry.search import search_terms
 
 PROMPTS_A_READ = 100
+ALL_PROMPTS = 2**62
 
 Order = Literal["change", "best", "worst", "prompt"]
-Parts = Mapping[int, Sequence[AttemptRange]]  # run id → ranges by attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,23 @@ def list_prompts(comparison: SampleComparison, *, limit: int, cursor: str = "", 
     """
     after = read_cursor(cursor, (int, float), (int, float), str) if cursor else None
     cells = _read_cells(comparison, after, limit + 1)
-    prompts = [list(of_prompt) for _, of_prompt in groupby(cells, key=lambda cell: cell.prompt_key)]
-    rows = SampleRow.objects.defer("searched").in_bulk([cell.sample_id for cells in prompts[:limit] for cell in cells])
+    prompts = _by_prompt(cells)
     last = prompts[limit - 1][0] if len(prompts) > limit else None
     return {
-        "items": [_as_prompt(comparison, cells, rows, excerpt) for cells in prompts[:limit]],
+        "items": _with_texts(comparison, prompts[:limit], excerpt),
         "next": write_cursor(last.rank, last.number, last.prompt_key) if last else None,
     }
 
 
 async def export_responses(comparison: SampleComparison) -> AsyncIterator[bytes]:
     """Newline-delimited JSON: a line for every response of the listing, in its order, uncut: `{"column", "run", "id", …}`."""
-    cursor: str | None = ""
-    while cursor is not None:
-        page = await sync_to_async(list_prompts)(comparison, limit=PROMPTS_A_READ, cursor=cursor)
-        cursor = page["next"]
+    # The order is that of one moment; only the texts are read bit by bit.
+    prompts = _by_prompt(await sync_to_async(_read_cells)(comparison, None, ALL_PROMPTS))
+    for start in range(0, len(prompts), PROMPTS_A_READ):
+        part = await sync_to_async(_with_texts)(comparison, prompts[start : start + PROMPTS_A_READ], 0)
         lines = (
             json.dumps({"column": column, **sample}, ensure_ascii=False) + "\n"
-            for prompt in page["items"]
+            for prompt in part
             for column, sample in enumerate(prompt["samples"])
             if sample is not None
         )
@@ -118,14 +117,24 @@ class _Cell:
     sample_id: int
 
 
+def _by_prompt(cells: Sequence[_Cell]) -> list[list[_Cell]]:
+    return [list(of_prompt) for _, of_prompt in groupby(cells, key=lambda cell: cell.prompt_key)]
+
+
+def _with_texts(comparison: SampleComparison, prompts: Sequence[Sequence[_Cell]], excerpt: int) -> list[dict[str, Any]]:
+    rows = SampleRow.objects.defer("searched").in_bulk([cell.sample_id for cells in prompts for cell in cells])
+    return [_as_prompt(comparison, cells, rows, excerpt) for cells in prompts]
+
+
 def _as_prompt(
     comparison: SampleComparison, cells: Sequence[_Cell], rows: Mapping[int, SampleRow], excerpt: int
 ) -> dict[str, Any]:
     samples: list[dict[str, Any] | None] = [None] * len(comparison.columns)
+    words = search_terms(comparison.filters.words)
     for cell in cells:
         if (row := rows.get(cell.sample_id)) is not None:  # otherwise deleted meanwhile
             item = as_item(row) | {"run": comparison.columns[cell.column].run_id}
-            samples[cell.column] = cut_texts(item, excerpt, []) if excerpt else item
+            samples[cell.column] = cut_texts(item, excerpt, words) if excerpt else item
     rewards = [None if sample is None else sample["score"] for sample in samples]
     change = reward_change(rewards, several_runs=comparison.several_runs)
     return {"prompt_key": cells[0].prompt_key, "change": change, "samples": samples}

@@ -98,6 +98,7 @@ def _mean(buckets: Buckets | None) -> float | None:
 
 
 def _saved(run: Run, ranges: Sequence[AttemptRange]) -> float | None:
-    """Time that overlap saved ÷ the run's time, on some of its recorded steps; None without any."""
+    """Time that overlap saved ÷ the run's time, on some of its recorded steps; None without work in them."""
     savings = overlap_savings(run, SAVING_STEPS, ranges)
-    return savings["sequential_s"] / savings["measured_s"] - 1 if savings["measured_s"] > 0 else None
+    known = savings["measured_s"] > 0 and savings["sequential_s"] > 0
+    return savings["sequential_s"] / savings["measured_s"] - 1 if known else None

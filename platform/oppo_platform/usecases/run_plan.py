@@ -17,10 +17,11 @@ from typing_extensions import TypedDict
 from oppo_contract.chosen_defaults import Chosen, with_chosen
 from oppo_contract.model_folder import TINY
 from oppo_contract.spec import RunSpec
-from oppo_estimate.calibration import EarlierRun, Model, StepEstimate, estimate_step, expected_peak
+from oppo_estimate.calibration import EarlierRun, EstimateInputs, StepEstimate, estimate_step, expected_peak
 from oppo_estimate.device_memory import Host, PlannedDevice, find_remedy, planned_devices
 from oppo_estimate.device_speed import device_speed
 from oppo_estimate.roles import role_head
+from oppo_estimate.schedules import PLAIN
 from oppo_estimate.shapes import Shape, tiny_shape
 from oppo_platform import clock
 from oppo_platform.accounts import audit
@@ -95,7 +96,10 @@ class StartPlan(TypedDict):
 
 
 class SavingPlan(TypedDict):
-    """Expected seconds that overlap saves against the same run in sequential mode, and their share of its time, 0 to 1."""
+    """Expected seconds that overlap saves against the same run in sequential mode, and their share of that run's time.
+
+    Negative if overlap is expected to cost time.
+    """
 
     seconds: float
     share: float
@@ -129,8 +133,9 @@ def _plan(spec: RunSpec, team_id: int | None) -> Plan:
     every = node_offers()
     offers = complete_offers(spec, every)
     kind = planned_kind(spec, offers)
-    device = next((offer.device_model[kind] for offer in offers if kind in offer.device_model), "")
-    model, unknown = plan_model(spec, offers, kind, device)
+    offer = planned_offer(spec, offers, kind)
+    device = offer.device_model.get(kind, "") if offer is not None else ""
+    model, unknown = plan_model(spec, offers, offer, kind)
     memory, time, saving = memory_unknown(unknown), time_unknown(spec, unknown), None
     if model is not None:
         found = _or_failed(lambda: earlier_runs(team_id, spec, kind, device), []) if team_id is not None else []
@@ -153,7 +158,7 @@ def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[s
     Raises:
         SpecError: as `submit_run`. TagRefused: a tag is not allowed; nothing is queued.
     """
-    plan = plan_run(spec, chosen_values(spec), project.team_id)  # before the transaction, which a failed query would end
+    plan = plan_run(spec, chosen_values(spec), project.team_id)
     with transaction.atomic():
         run = submit_run(user, project, spec, None if plan is None else dict(plan))
         change_tags(run.pk, tags, (), audit.actor_name(user))
@@ -163,7 +168,8 @@ def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[s
 def _or_failed(estimate: Callable[[], Part], otherwise: Part) -> Part:
     """The result, or `otherwise` after an error, which is logged."""
     try:
-        return estimate()
+        with transaction.atomic():  # a savepoint within a transaction, which a failed query would end
+            return estimate()
     except Exception:
         log.exception("plan_failed")
         return otherwise
@@ -177,25 +183,25 @@ def planned_kind(spec: RunSpec, offers: Sequence[NodeOffer]) -> str:
     return "cuda" if any(count_devices(offer.devices, "cuda") >= part for offer in offers) else "cpu"
 
 
-def planned_host(offers: Sequence[NodeOffer], kind: str) -> Host | None:
-    """The smallest device of the kind on any of the nodes, because the run may start there; None if no node reports one."""
-    suitable = [offer for offer in offers if offer.device_memory.get(kind)]
-    if not suitable:
-        return None
-    smallest = min(suitable, key=lambda offer: offer.device_memory[kind])
-    return Host(smallest.device_memory[kind], max(1, smallest.cpus), kind == "cuda")
+def planned_offer(spec: RunSpec, offers: Sequence[NodeOffer], kind: str) -> NodeOffer | None:
+    """Of the nodes with enough devices the one with the smallest, because the run may start there; None if there is none."""
+    part = spec.resources.devices // spec.resources.nodes
+    suitable = [o for o in offers if o.device_memory.get(kind) and count_devices(o.devices, kind) >= part]
+    return min(suitable, key=lambda o: (o.device_memory[kind], o.name), default=None)
 
 
-def plan_model(spec: RunSpec, offers: Sequence[NodeOffer], kind: str, device: str) -> tuple[Model | None, str]:
+def plan_model(
+    spec: RunSpec, offers: Sequence[NodeOffer], offer: NodeOffer | None, kind: str
+) -> tuple[EstimateInputs | None, str]:
     """Shapes and device of the estimates, or None and why they are not known."""
-    host = planned_host(offers, kind)
-    if host is None:
+    if offer is None:
         return None, "no connected worker has its models, prompts and devices"
+    host = Host(offer.device_memory[kind], max(1, offer.cpus), kind == "cuda")
     shapes, unknown = model_shapes(spec, offers)
     if unknown:
         return None, unknown
-    speed = device_speed(device, kind, spec.resources.dtype, spec.rollout.backend == "vllm")
-    return Model(shapes, host, speed, _uses_transformers(spec, offers)), ""
+    speed = device_speed(offer.device_model.get(kind, ""), kind, spec.resources.dtype, spec.rollout.backend == "vllm")
+    return EstimateInputs(shapes, host, speed, _uses_transformers(spec, offers)), ""
 
 
 def model_shapes(spec: RunSpec, offers: Sequence[NodeOffer]) -> tuple[dict[str, Shape], str]:
@@ -228,7 +234,7 @@ def memory_unknown(reason: str) -> MemoryPlan:
     return MemoryPlan(devices=[], expected_bytes=None, remedy=None, unknown=reason)
 
 
-def plan_memory(spec: RunSpec, model: Model, earlier: Sequence[EarlierRun]) -> MemoryPlan:
+def plan_memory(spec: RunSpec, model: EstimateInputs, earlier: Sequence[EarlierRun]) -> MemoryPlan:
     """Memory of each device, and the settings to change if it does not fit."""
     available = model.host.memory
 
@@ -272,7 +278,9 @@ def time_unknown(spec: RunSpec, reason: str) -> TimePlan:
     )  # fmt: skip
 
 
-def plan_time(spec: RunSpec, model: Model, earlier: Sequence[EarlierRun], device: str) -> tuple[TimePlan, SavingPlan | None]:
+def plan_time(
+    spec: RunSpec, model: EstimateInputs, earlier: Sequence[EarlierRun], device: str
+) -> tuple[TimePlan, SavingPlan | None]:
     """Step time, duration and device-hours, and what overlap saves; from comparable earlier runs if there are any."""
     estimate = estimate_step(spec, model, earlier)
     if estimate is None:
@@ -303,17 +311,16 @@ def _basis_text(runs: int) -> str:
 def plan_start(spec: RunSpec, offers: Sequence[NodeOffer], team_id: int | None) -> StartPlan:
     """The start that the scheduler would predict. `offers`: of all connected workers."""
     if team_id is None:
-        return StartPlan(at=None, text="", sooner="", unknown="it is shown to those who may submit to the project")
+        return StartPlan(at=None, text="", sooner="", unknown="only members who may submit to the project see the start")
     start = predict_start(spec, node_requirements(spec, offers), team_id)
     return StartPlan(at=iso(start.at) if start.at else None, text=start.text, sooner=start.sooner, unknown="")
 
 
 def plan_saving(spec: RunSpec, estimate: StepEstimate, earlier: Sequence[EarlierRun], duration_s: float) -> SavingPlan | None:
     """What overlap saves: as measured in earlier runs with the same overlap, otherwise as simulated; None without overlap."""
-    modes = (spec.overlap.intra_step, spec.overlap.inter_step)
-    if modes == ("off", "off"):
+    if (spec.overlap.intra_step, spec.overlap.inter_step) == ("off", "off"):
         return None
-    same = [run for run in earlier if (run.spec.overlap.intra_step, run.spec.overlap.inter_step) == modes]
+    same = [run for run in earlier if all(getattr(run.spec.overlap, mode) == getattr(spec.overlap, mode) for mode in PLAIN)]
     measured = [run.saved for run in same if run.saved is not None]
     ratio = median(measured) if measured else estimate.sequential_s / estimate.step_s - 1
     text = f"measured in {len(measured)} earlier run{'s' if len(measured) > 1 else ''}" if measured else "simulated"

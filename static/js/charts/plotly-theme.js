@@ -196,6 +196,7 @@ function linked(read, zoomed) {
     plot.on("plotly_hover", (e) => point(e.points[0].x));
     plot.on("plotly_unhover", () => point(null));
     plot.on("plotly_relayout", (e) => zoom(plot, e));
+    plot.on("plotly_doubleclick", () => zoomed({ "xaxis.autorange": true })); // Plotly's own goes to the first range drawn
     return true;
   }
   return { add, remove: (plot) => plots.delete(plot), mark: (x) => mark(plots, x) };

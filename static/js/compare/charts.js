@@ -1,6 +1,7 @@
 /* The charts of the compare page: pure functions from curves to Plotly traces and layout. */
 import { outliers, outliersNote } from "../charts/outliers.js";
 import * as T from "../charts/plotly-theme.js";
+import { metricOf } from "./curves.js";
 import * as f from "../core/format.js";
 
 const BANDS_UP_TO = 6; // more bands would cover each other
@@ -70,7 +71,8 @@ function beginnings(drawn, v) {
 }
 function build(name, drawn, v) {
   const main = name === "reward";
-  const isLog = v.view.log.includes(name);
+  const key = metricOf(name);
+  const isLog = key !== null && v.view.log.includes(key);
   const axes = {
     reward: { nticks: 6 },
     kl: { nticks: 5, rangemode: "tozero" },
@@ -89,7 +91,7 @@ function build(name, drawn, v) {
       title: { text: main ? v.axis.title : "" },
     },
     yaxis: {
-      ...(axes[name] || { nticks: 4, type: isLog ? "log" : "linear" }),
+      ...(key === null ? axes[name] : { nticks: 4, type: isLog ? "log" : "linear" }),
       uirevision: `${v.view.axis} ${v.view.outliers} ${v.resets} ${isLog}`,
     },
   };

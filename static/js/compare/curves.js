@@ -29,8 +29,14 @@ function bubbleOf(series) {
   return { x: base.x, step: base.step, y: base.step.map(mean) };
 }
 const PICK = { reward: (s) => placed(s[REWARD]), kl: (s) => placed(s[KL]), bubble: bubbleOf };
-/* A chart that is none of these is named by its metric. */
-const columnOf = (name, series) => (PICK[name] ? PICK[name](series) : placed(series[name]));
+/* The name of the chart of a further metric, which may itself be called "reward". */
+const chartOf = (key) => `metric:${key}`;
+const metricOf = (name) => (name.startsWith("metric:") ? name.slice("metric:".length) : null);
+function columnOf(name, series) {
+  const key = metricOf(name);
+  if (key === null) return PICK[name](series);
+  return placed(Object.hasOwn(series, key) ? series[key] : null);
+}
 
 /* An exponential moving average whose memory is a length on the axis, not a number of points: a value `memory` back has the
    weight e⁻¹. So a curve looks the same from 300 buckets and from 10,000 points. Starts at the first value; gaps stay gaps. */
@@ -146,4 +152,4 @@ function curves(name, reply, listed, view, size) {
   return { runs, shown };
 }
 const KEYS = [REWARD, KL, "bubble/*"];
-export { KEYS, MANY, smooth, valueAt, averaged, entries, curves, furthest };
+export { KEYS, MANY, chartOf, metricOf, smooth, valueAt, averaged, entries, curves, furthest };

@@ -1,6 +1,7 @@
 /* Downloads of the compare page: curves and tables as CSV, charts as PNG and SVG. */
 import { Plotly } from "../charts/plotly.js";
 import * as T from "../charts/plotly-theme.js";
+import { metricOf } from "./curves.js";
 import { el } from "../core/dom.js";
 
 /* Prefix texts that a spreadsheet would execute as a formula with an apostrophe; any user can name a run. */
@@ -24,7 +25,7 @@ function curveRows(drawn, v) {
     shown.forEach((c) =>
       c.x.forEach((x, i) => {
         const at = (list) => (list ? list[i] : null);
-        rows.push([chart, c.entry.label, c.n ? c.n[i] : 1, x, c.y[i], at(c.raw), at(c.low), at(c.high)]);
+        rows.push([metricOf(chart) ?? chart, c.entry.label, c.n ? c.n[i] : 1, x, c.y[i], at(c.raw), at(c.low), at(c.high)]);
       }),
     ),
   );

@@ -1,5 +1,5 @@
 /* Cards for further metrics of the compared runs, chosen by name; the choice is in the address.
-     const more = moreCharts({ charts(), metrics(), choose(changes), remove(plot) });  more.show(view);  more.plot("actor/entropy") */
+     const more = moreCharts({ view(), metrics(), choose(changes, how), leave(plot), axisTitle() });  more.show();  more.plot("actor/entropy") */
 import { matching } from "../core/chosen-list.js";
 import { combobox } from "../core/combobox.js";
 import { el, icon, setText } from "../core/dom.js";
@@ -76,7 +76,7 @@ export function moreCharts({ view, metrics, choose, leave, axisTitle }) {
     matching(
       metrics()
         .filter((key) => !view().charts.includes(key))
-        .map((key) => ({ key, title: key, says: "" })),
+        .map((key) => ({ key, title: key, note: "" })),
       input.value,
     );
   const { close } = combobox(input, $("chart-words"), {

@@ -1,5 +1,5 @@
 /* The tables of the compare page: values at the cursor, groups and runs with their time to the target, differing settings. */
-import { valueAt } from "./curves.js";
+import { chartOf, valueAt } from "./curves.js";
 import { el, runLabel, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 
@@ -52,7 +52,7 @@ function values(v, x) {
         cell(spread(reward.shown[i]) || "–", "muted hide-narrow"),
         cell(f.fixed(at(kl.shown[i]), 3)),
         cell(f.known(at(bubble.shown[i])) ? `${f.fixed(at(bubble.shown[i]), 1)} %` : "–"),
-        ...v.view.charts.map((key) => cell(f.known(at(v.drawn[key].shown[i])) ? f.figure(at(v.drawn[key].shown[i])) : "–")),
+        ...v.view.charts.map((key) => cell(f.known(at(v.drawn[chartOf(key)].shown[i])) ? f.figure(at(v.drawn[chartOf(key)].shown[i])) : "–")),
       ),
     ),
   );

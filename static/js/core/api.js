@@ -41,10 +41,8 @@ export function onSignedOut(handler) {
 }
 const RETRY_MS = 3000;
 /* Retry a failed read, unless the server refused it: the live connection may be back before the server can answer, and its
-   next event may be minutes away. */
-export const tryAgain = (e, read) => {
-  if (!(e instanceof ApiError) || e.status >= 500) setTimeout(read, RETRY_MS);
-};
+   next event may be minutes away. Returns the timer. */
+export const tryAgain = (e, read) => (!(e instanceof ApiError) || e.status >= 500 ? setTimeout(read, RETRY_MS) : 0);
 export const get = (path, query, signal) =>
   request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, { signal });
 /* All items of a list, over all pages. */

@@ -74,5 +74,5 @@ export function matching(options, typed) {
   const names = (option) => [option.key, option.title].map((name) => name.toLowerCase());
   const begins = options.filter((option) => names(option).some((name) => name.startsWith(text)));
   const has = options.filter((option) => !begins.includes(option) && option.key.toLowerCase().includes(text));
-  return [...begins, ...has].map((option) => ({ text: option.key, says: option.says }));
+  return [...begins, ...has].map((option) => ({ text: option.key, note: option.note }));
 }

@@ -1,7 +1,7 @@
 /* A text input with suggestions, an ARIA combobox: arrows choose, Enter takes the chosen one, Tab also a single one, Escape
    closes.
      const { refresh, close } = combobox(input, list, { load, offer, onTake, onEnter })
-   `load()`: called on focus, resolves when suggestions can be offered; `offer()` → [{ text, says, … }]; `onTake(option)`, after
+   `load()`: called on focus, resolves when suggestions can be offered; `offer()` → [{ text, note, … }]; `onTake(option)`, after
    which the list shows what is offered next, unless it returns false; `onEnter()`: Enter with none chosen, otherwise the form's
    own. */
 import { el } from "./dom.js";
@@ -21,7 +21,7 @@ export function combobox(input, list, { load = async () => {}, offer, onTake, on
           "li",
           { role: "option", id: `${list.id}-${i}`, "aria-selected": "false" },
           el("span", { class: "num" }, option.text),
-          el("span", { class: "note" }, option.says),
+          el("span", { class: "note" }, option.note),
         ),
       ),
     );

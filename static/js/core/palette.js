@@ -12,11 +12,11 @@ const isShown = (node) => node.offsetParent !== null && !node.disabled && node.g
 
 /* What this page offers as links and buttons: navigation, tabs, and the actions in its head. */
 function commands() {
-  const pages = [...document.querySelectorAll(".rail a, .tabs a")].map((node) => ({ text: words(node), says: "page", node }));
+  const pages = [...document.querySelectorAll(".rail a, .tabs a")].map((node) => ({ text: words(node), note: "page", node }));
   const selector = ".page-head .btn, .page-head .menu-body .btn, .account .menu-body .btn";
   const actions = [...document.querySelectorAll(selector)]
     .filter((node) => node.tagName !== "SUMMARY" && (isShown(node) || (node.closest(".menu-body") && !node.hidden)))
-    .map((node) => ({ text: words(node), says: "action", node }));
+    .map((node) => ({ text: words(node), note: "action", node }));
   return [...pages, ...actions].filter(({ text }, i, all) => text && all.findIndex((other) => other.text === text) === i);
 }
 /* Runs whose name has the text, or with this number; none for an empty text. */
@@ -25,7 +25,7 @@ async function runs(text) {
   const number = /^#?[1-9]\d*$/.test(text) ? `#${text.replace("#", "")}` : null;
   const filter = number || `"${text.replace(/["\\]/g, " ")}"`;
   const reply = await api.get("runs", { filter, limit: RUNS }).catch(() => ({ items: [] }));
-  return reply.items.map((run) => ({ text: `${run.name} #${run.id}`, says: `run, ${run.state}`, href: run.url }));
+  return reply.items.map((run) => ({ text: `${run.name} #${run.id}`, note: `run, ${run.state}`, href: run.url }));
 }
 function open() {
   const all = commands();
@@ -45,7 +45,7 @@ function open() {
   const list = el("ul", { class: "words", id: "palette-words", role: "listbox", "aria-label": "Matches", hidden: true });
   let found = [];
   let newest = 0;
-  let timer = 0;
+  let searching = Promise.resolve();
   const typed = () => input.value.trim();
   const offer = () => {
     const text = typed().toLowerCase();
@@ -58,23 +58,25 @@ function open() {
     return false;
   }
   box = el("dialog", { class: "palette", "aria-label": "Go to", onclose: () => box.remove() }, input, list);
-  const { refresh } = combobox(input, list, {
-    offer,
-    onTake: go,
-    onEnter() {
-      const [first] = offer();
-      if (first) go(first);
-    },
-  });
+  /* Before the combobox listens: what was found for another text is not offered. */
   input.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(async () => {
-      const mine = ++newest;
-      const fresh = await runs(typed());
+    const mine = ++newest;
+    found = [];
+    searching = new Promise((done) => setTimeout(done, WAIT_MS)).then(async () => {
+      const fresh = mine === newest ? await runs(typed()) : [];
       if (mine !== newest || !box.open) return;
       found = fresh;
       refresh();
-    }, WAIT_MS);
+    });
+  });
+  const { refresh } = combobox(input, list, {
+    offer,
+    onTake: go,
+    async onEnter() {
+      if (!offer().length) await searching;
+      const [first] = offer();
+      if (first && box.open) go(first);
+    },
   });
   const leave = (e) => e.key === "Escape" && box.close();
   box.addEventListener("keydown", leave, true); // at once, not after the list

@@ -35,9 +35,12 @@ if (document.querySelector(".tabs")) {
 }
 shortcut("t", "light or dark", toggleTheme);
 
-describeKey("Ctrl K", "page, action or run by its name");
+const IS_MAC = navigator.platform.startsWith("Mac");
+describeKey(IS_MAC ? "⌘ K" : "Ctrl K", "page, action or run by its name");
 document.addEventListener("keydown", (e) => {
-  if (e.key.toLowerCase() !== "k" || !(e.ctrlKey || e.metaKey) || e.altKey || e.shiftKey) return;
+  const isPressed = IS_MAC ? e.metaKey && !e.ctrlKey : e.ctrlKey && !e.metaKey;
+  if (e.key.toLowerCase() !== "k" || !isPressed || e.altKey || e.shiftKey) return;
+  if (document.querySelector("dialog[open]:not(.palette)")) return; // its input would be lost
   e.preventDefault();
   togglePalette();
 });
@@ -69,8 +72,14 @@ document.addEventListener("pointerdown", (e) => {
     if (!menu.contains(e.target)) menu.open = false;
   });
 });
-document.addEventListener("click", (e) => {
-  const menu = e.target.closest(".menu-end .menu-body button") && e.target.closest("details.menu");
-  if (menu) menu.open = false;
-});
+document.addEventListener(
+  "click",
+  (e) => {
+    const menu = e.target.closest(".menu-end .menu-body button") && e.target.closest("details.menu");
+    if (!menu) return;
+    menu.open = false;
+    menu.querySelector("summary").focus(); // before the action, so that a dialog gives the focus back to it
+  },
+  true,
+);
 times(document);

@@ -19,7 +19,7 @@ let done = null;
 function offer() {
   const left = known.filter((key) => !chosen.keys().includes(key));
   return matching(
-    left.map((key) => ({ key, title: key, says: "" })),
+    left.map((key) => ({ key, title: key, note: "" })),
     input.value,
   );
 }

@@ -12,21 +12,24 @@ export function fullScreen(charts, first, view) {
   const place = el("div", { class: "grow" });
   let at = first;
   let panel = null;
+  let retry = 0;
 
-  async function show(i) {
+  function show(i) {
     at = (i + charts.length) % charts.length;
     if (panel) panel.purge();
     panel = metricPanel(charts[at], { view: { ...view, zoomed: null }, columns, large: true });
     place.replaceChildren(panel.node);
-    await refresh();
+    refresh();
   }
   async function refresh() {
     const shown = panel;
+    clearTimeout(retry);
+    if (!shown || !box.open) return;
     try {
       while ((await columns.load(shown.chart.keys)).length);
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
-      tryAgain(e, refresh);
+      retry = tryAgain(e, refresh);
       return;
     }
     if (shown === panel && box.open) await panel.draw();
@@ -49,15 +52,15 @@ export function fullScreen(charts, first, view) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
     if (by) show(at + by);
   });
-  const follow = () => refresh();
   box.addEventListener("close", () => {
-    run.unfollow(follow);
+    run.unfollow(refresh);
+    clearTimeout(retry);
     panel.purge();
     box.remove();
   });
   document.body.append(box);
   box.showModal();
   box.querySelector(".push").focus();
+  run.follow(refresh);
   show(first);
-  run.follow(follow);
 }

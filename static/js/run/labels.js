@@ -14,6 +14,7 @@ export function offerLabels() {
   async function save(event) {
     event.preventDefault();
     $("labels-save").disabled = true;
+    setText(error, "");
     const before = words(tags.defaultValue);
     const now = words(tags.value);
     const add = now.filter((tag) => !before.includes(tag));
@@ -21,7 +22,7 @@ export function offerLabels() {
     try {
       if (name.value !== name.defaultValue) await api.post(`runs/${run.id}/rename`, { name: name.value.trim() });
       if (add.length || remove.length) await api.post(`runs/${run.id}/tags`, { add, remove });
-      if (notes.value !== notes.defaultValue) await api.post(`runs/${run.id}/notes`, { text: notes.value });
+      if (notes.value !== notes.defaultValue) await api.post(`runs/${run.id}/notes`, { text: notes.value, before: notes.defaultValue });
       location.reload(); // the server renders notes
     } catch (e) {
       setText(error, e.message);

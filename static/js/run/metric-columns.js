@@ -8,14 +8,14 @@ const KEYS_A_REQUEST = 50;
 
 export function metricColumns(view, points) {
   const all = new Map(); // key → { rows, axis, step }
-  const near = new Map(); // key → { rows, axis, zoom }
+  const near = new Map(); // key → { rows, axis, zoom, step }
 
   const isOf = (entry) => Boolean(entry) && entry.axis === view.axis;
   const isWhole = (key) => isOf(all.get(key)) && all.get(key).step === run.summary.step;
   function isNear(key) {
-    const { rows } = all.get(key);
+    const { rows, step } = all.get(key);
     if (!view.zoomed || !rows.low) return true;
-    return isOf(near.get(key)) && near.get(key).zoom === view.zoomed;
+    return isOf(near.get(key)) && near.get(key).zoom === view.zoomed && near.get(key).step === step;
   }
   function get(key) {
     const entry = near.get(key);
@@ -32,14 +32,15 @@ export function metricColumns(view, points) {
   async function loadWhole(keys) {
     const { step } = run.summary;
     const { axis, series } = await fetch(keys, {});
-    keys.forEach((key) => all.set(key, { rows: placed(series[key]), axis, step }));
+    keys.forEach((key) => all.set(key, { rows: placed(series, key), axis, step }));
   }
   async function loadNear(keys) {
     const zoom = view.zoomed;
+    const { step } = all.get(keys[0]);
     const bounds = keys.map((key) => stepsIn(all.get(key).rows, zoom));
     const since_step = Math.min(...bounds.map(([from]) => from));
     const { axis, series } = await fetch(keys, { since_step, to_step: Math.max(...bounds.map(([, to]) => to)) });
-    keys.forEach((key) => near.set(key, { rows: placed(series[key]), axis, zoom }));
+    keys.forEach((key) => near.set(key, { rows: placed(series, key), axis, zoom, step }));
   }
   /* Fetches what is missing of the keys, in requests of bounded size. Resolves to the keys that have changed. */
   async function load(keys) {
@@ -55,8 +56,8 @@ export function metricColumns(view, points) {
   return { get, isFresh, load };
 }
 /* Rows with a known position on the axis. */
-function placed(column) {
-  const rows = column || { step: [], x: [], y: [] };
+function placed(series, key) {
+  const rows = Object.hasOwn(series, key) ? series[key] : { step: [], x: [], y: [] };
   return Object.fromEntries(
     Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]),
   );

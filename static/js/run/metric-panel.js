@@ -1,5 +1,5 @@
 /* A card with the chart of one metric, or of several.
-     const panel = metricPanel({ title, keys, log }, { view, columns, menu, points })
+     const panel = metricPanel({ title, keys, log }, { view, columns, menu, large })
      panel.draw();  panel.read(x);  panel.purge();  panel.node, panel.plot */
 import { axisOf, roundTicks } from "../charts/axes.js";
 import { Plotly } from "../charts/plotly.js";
@@ -62,7 +62,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
   }
   async function draw() {
     panel.drawn = true;
-    await Plotly.react(plot, rows().flatMap(traces), layout(), T.config);
+    await Plotly.react(plot, rows().flatMap(traces), layout(), large ? T.config : { ...T.config, doubleClick: false });
     read(null);
   }
   function purge() {

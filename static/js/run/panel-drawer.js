@@ -9,6 +9,7 @@ export function panelDrawer(columns, linked) {
   const waiting = new Set(); // panels to draw
   let loading = false;
   let again = false;
+  let retry = 0;
 
   const seen = new IntersectionObserver(
     (entries) => {
@@ -48,8 +49,9 @@ export function panelDrawer(columns, linked) {
       return;
     }
     loading = true;
+    clearTimeout(retry);
     try {
-      drawWaiting();
+      await drawWaiting();
       for (let keys = missing(); keys.length; keys = missing()) {
         const changed = new Set(await columns.load(keys));
         near.forEach((panel) => {
@@ -59,7 +61,8 @@ export function panelDrawer(columns, linked) {
       }
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof api.ApiError)) throw e; // the connection's status shows it
-      api.tryAgain(e, load);
+      retry = api.tryAgain(e, load);
+      again = false;
     } finally {
       loading = false;
     }

@@ -13,6 +13,9 @@ export function pinnedCharts(host) {
   let layout = readJson("chart-layout");
   let panels = [];
   let dragged = null;
+  let stored = layout; // as the server has it
+  let queue = Promise.resolve(true);
+  let saving = 0;
   const charts = () => panels.map((panel) => panel.chart);
   const path = `projects/${layout.project}/charts`;
 
@@ -42,24 +45,32 @@ export function pinnedCharts(host) {
     $("pinned-share").hidden = !(layout.own && layout.may_share);
     $("pinned-reset").hidden = !(layout.own && layout.shared);
   }
-  async function send(to, body) {
-    const before = layout;
-    try {
-      layout = await api.post(to, body);
-    } catch (e) {
-      layout = before;
-      toast(`Not saved: ${e.message}`);
-    }
-    show();
+  /* Changes are saved one after the other, since each replaces all charts. When the last one is answered, the page shows what the
+     server has. Resolves to whether it was saved. */
+  function send(to, body) {
+    saving += 1;
+    queue = queue.then(async () => {
+      let done = true;
+      try {
+        stored = await api.post(to, body);
+      } catch (e) {
+        done = false;
+        toast(`Not saved: ${e.message}`);
+      }
+      saving -= 1;
+      if (!saving && JSON.stringify(stored) !== JSON.stringify(layout)) {
+        layout = stored;
+        show();
+      }
+      return done;
+    });
+    return queue;
   }
   function save(list, focused = null) {
     layout = { ...layout, charts: list, own: true };
     show();
     if (focused !== null) panels[focused].node.querySelector("summary").focus();
-    return send(path, { charts: list }).then(() => {
-      if (focused !== null && document.activeElement === document.body)
-        panels[focused]?.node.querySelector("summary").focus();
-    });
+    return send(path, { charts: list });
   }
   const replace = (i, chart) => save(charts().with(i, chart), i);
   function move(from, to) {
@@ -74,10 +85,9 @@ export function pinnedCharts(host) {
     $("pinned-new").focus();
     toast(`${titleOf(gone)} unpinned`, { label: "Undo", act: () => save(charts().toSpliced(i, 0, gone)) });
   }
-  function pin(chart) {
-    if (panels.length >= MOST) return toast(`At most ${MOST} charts can be pinned. Unpin one first.`);
-    toast(`${titleOf(chart)} pinned`);
-    return save([...charts(), chart]);
+  async function pin(chart) {
+    if (panels.length >= MOST) toast(`At most ${MOST} charts can be pinned. Unpin one first.`);
+    else if (await save([...charts(), chart])) toast(`${titleOf(chart)} pinned`);
   }
   const hasPinned = (key) => panels.some(({ chart }) => chart.keys.length === 1 && chart.keys[0] === key);
 
@@ -98,13 +108,12 @@ export function pinnedCharts(host) {
   });
   $("pinned-new").addEventListener("click", () => editChart({ title: "", keys: [], log: false }, host.keys(), pin));
   $("pinned-share").addEventListener("click", async () => {
-    await send(`${path}/share`, { charts: charts() });
-    if (!layout.own) toast("Everyone in the project sees these charts");
+    if (await send(`${path}/share`, { charts: charts() })) toast("Everyone in the project sees these charts");
   });
   $("pinned-reset").addEventListener("click", async () => {
     const own = charts();
-    await send(`${path}/reset`, {});
-    toast("The project’s charts are shown", { label: "Undo", act: () => save(own) });
+    if (await send(`${path}/reset`, {}))
+      toast("The project’s charts are shown", { label: "Undo", act: () => save(own) });
   });
   show();
   return { pin, hasPinned };

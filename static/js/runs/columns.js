@@ -35,9 +35,9 @@ async function load() {
     const reply = await api.get("runs/words").catch(() => null);
     if (reply)
       known = [
-        ...reply.columns.map((c) => ({ key: c.name, title: c.title, says: c.says })),
-        ...reply.metrics.map((m) => ({ key: m, title: m, says: "metric" })),
-        ...reply.settings.map((s) => ({ key: s, title: s, says: "setting" })),
+        ...reply.columns.map((c) => ({ key: c.name, title: c.title, note: c.says })),
+        ...reply.metrics.map((m) => ({ key: m, title: m, note: "metric" })),
+        ...reply.settings.map((s) => ({ key: s, title: s, note: "setting" })),
       ];
   }
 }

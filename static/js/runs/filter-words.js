@@ -3,7 +3,7 @@
 import * as api from "../core/api.js";
 import { combobox } from "../core/combobox.js";
 
-/* What could stand in place of the term under the cursor: [{ text, says, open }]; `open` terms want a value next. */
+/* What could stand in place of the term under the cursor: [{ text, note, open }]; `open` terms want a value next. */
 function offers(words, term) {
   const minus = term.startsWith("-") ? "-" : "";
   const inner = term.slice(minus.length).toLowerCase();
@@ -14,17 +14,17 @@ function offers(words, term) {
     const begun = inner.slice(Math.max(colon, inner.lastIndexOf(",")) + 1).replace(/"/g, "");
     return words.values[field]
       .filter((v) => v.toLowerCase().startsWith(begun) && v.toLowerCase() !== begun)
-      .map((v) => ({ text: minus + done + (/[\s,]/.test(v) ? `"${v}"` : v), says: "", open: false }));
+      .map((v) => ({ text: minus + done + (/[\s,]/.test(v) ? `"${v}"` : v), note: "", open: false }));
   }
   const fields = words.fields
     .filter((f) => f.name.startsWith(inner))
-    .map((f) => ({ text: minus + f.name + (f.kind === "text" ? ":" : ">"), says: f.says, open: true }));
+    .map((f) => ({ text: minus + f.name + (f.kind === "text" ? ":" : ">"), note: f.says, open: true }));
   const metrics =
     inner.length < 2
       ? []
       : words.metrics
           .filter((m) => m.toLowerCase().includes(inner) && !/[<>=]/.test(inner))
-          .map((m) => ({ text: `${minus}${m}>`, says: "metric", open: true }));
+          .map((m) => ({ text: `${minus}${m}>`, note: "metric", open: true }));
   return [...fields, ...metrics];
 }
 function termAt(input) {

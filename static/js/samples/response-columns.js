@@ -1,13 +1,16 @@
 /* One prompt with its responses side by side. All text from models and users is inserted as text.
-     promptCard(prompt, { columns, labels, colours, heldOut, several, marks, pieces }) → element
+     promptCard(prompt, { columns, labels, colours, heldOut, several, marks, pieces, excerpt }) → element
    `labels`: a heading of each column; `colours`: that of each column's run; `pieces`: search hits to mark. `marks`: how words are
-   marked that differ from the response on the left: "new", "removed" (these too), or "none". */
+   marked that differ from the response on the left: "new", "removed" (these too), or "none"; `excerpt`: characters of a response
+   beyond which the server cuts it. */
 import { el } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { marked } from "../core/highlight.js";
 import { sampleCard } from "../run/sample-card.js";
 import { wordDiff } from "../run/word-diff.js";
 
+/* Whether the server sent a part of the response. */
+const isCut = (s, { excerpt }) => s.response.length > excerpt;
 const signed = (x) => `${x > 0 ? "+" : ""}${f.fixed(x, 2)}`;
 const fact = (...parts) => el("span", {}, ...parts);
 
@@ -38,8 +41,13 @@ function cell(s, left, label, colour, view, ranged) {
     { class: "response", "data-run": colour },
     el("h3", {}, heading),
     s ? facts(s, left, ranged) : el("p", { class: "note" }, "No response recorded."),
-    s && left && left.response === s.response ? el("p", { class: "note" }, "Same as on the left.") : null,
+    s && left && left.response === s.response && !isCut(s, view)
+      ? el("p", { class: "note" }, "Same as on the left.")
+      : null,
     s ? el("p", { class: "text" }, words(s, left, view)) : null,
+    s && isCut(s, view)
+      ? el("p", { class: "note" }, "An excerpt. ", el("a", { href: `/runs/${s.run}/samples?open=${s.id}` }, "Whole response"))
+      : null,
   );
 }
 function change(prompt, several) {

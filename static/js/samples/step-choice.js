@@ -15,11 +15,11 @@ function shown(steps, reply) {
   if (reply.runs.length > 1) return ["common"];
   return reply.columns.filter((c) => c.step !== null).map((c) => String(c.step));
 }
-function label(word, reply) {
+function label(word, reply, current) {
   if (word === "latest" && reply.runs.length === 1) return "latest step";
   if (word !== "common") return WORDS[word] || `step ${f.whole(Number(word))}`;
-  const [column] = reply.columns;
-  return reply.columns.length === reply.runs.length && column.step !== null
+  const [column] = reply.columns; // its step is the common one only where that alone is shown
+  return current.join() === "common" && column.step !== null
     ? `${WORDS.common} (${f.whole(column.step)})`
     : WORDS.common;
 }
@@ -41,12 +41,12 @@ export function stepChoice({ tokens, add }, onChange) {
         el(
           "span",
           { class: "token" },
-          el("b", {}, label(word, reply)),
+          el("b", {}, label(word, reply, current)),
           el(
             "button",
             {
               type: "button",
-              "aria-label": `Remove ${label(word, reply)}`,
+              "aria-label": `Remove ${label(word, reply, current)}`,
               onclick: () => set(current.filter((other) => other !== word)),
             },
             "×",
@@ -58,7 +58,7 @@ export function stepChoice({ tokens, add }, onChange) {
     const further = [...words, ...reply.steps.map(String)].filter((word) => !current.includes(word));
     add.replaceChildren(
       el("option", { value: "" }, "add step …"),
-      ...further.map((word) => el("option", { value: word }, label(word, reply))),
+      ...further.map((word) => el("option", { value: word }, label(word, reply, current))),
     );
     add.disabled = (current.length + 1) * reply.runs.length > MOST_COLUMNS;
   }

@@ -32,7 +32,7 @@ export function planCard(use) {
   function showStart({ start, planned_at }) {
     const at = start.at && new Date(start.at);
     const now = at && at - new Date(planned_at) < 1000;
-    const why = start.unknown ? `Unknown: ${start.unknown}.` : [start.text, start.sooner].filter(Boolean).join(" ");
+    const why = start.unknown ? `Not shown: ${start.unknown}.` : [start.text, start.sooner].filter(Boolean).join(" ");
     stat("plan-start", now ? "now" : at ? f.when(at) : f.NONE, why);
   }
   function showSaving(saving) {
@@ -94,7 +94,7 @@ export function planCard(use) {
     const settings = Object.entries(remedy || {});
     const words = settings.length
       ? ["It does not fit. It would with ", ...settings.flatMap(setting), ". "]
-      : "It does not fit, and no setting alone changes that: fewer rollouts, shorter responses, or a larger device. ";
+      : "It does not fit with any of the settings that were tried. Use fewer rollouts, shorter responses, or a larger device. ";
     return el(
       "p",
       { class: "plan-remedy" },

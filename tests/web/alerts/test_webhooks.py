@@ -8,16 +8,9 @@ import hmac
 import json
 import re
 import socket
-import ssl
 import threading
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.accounts.services import AccountError
@@ -37,76 +30,6 @@ ALL = [condition.value for condition in Condition]
 def keys(settings, tmp_path):
     """A folder for the keys of each test."""
     settings.OPPO_HOME, settings.OPPO_SECRETS_KEYS = tmp_path, []
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """(the authority's certificate, a chain with key for `localhost`)."""
-    folder, now = tmp_path_factory.mktemp("tls"), datetime.now(UTC)
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-
-    def named(name):
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-    def signed(subject, public, extension, *, ca):
-        builder = x509.CertificateBuilder().subject_name(named(subject)).issuer_name(named("test authority"))
-        builder = builder.public_key(public).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-        builder = builder.add_extension(extension, critical=ca)
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-        return builder.add_extension(authority, critical=False).sign(ca_key, hashes.SHA256())
-
-    ca = signed("test authority", ca_key.public_key(), x509.BasicConstraints(ca=True, path_length=0), ca=True)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
-    server = signed("localhost", key.public_key(), names, ca=False)
-    pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "server.pem").write_bytes(server.public_bytes(pem) + private)
-    return folder / "ca.pem", folder / "server.pem"
-
-
-class Receiver:
-    """An https server that remembers what came and answers as it is told."""
-
-    def __init__(self, chain):
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.came.append((self.path, dict(self.headers), body))
-                status = outer.statuses.pop(0) if outer.statuses else 204
-                self.send_response(status)
-                if 300 <= status < 400:
-                    self.send_header("Location", f"{outer.url}elsewhere")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments):
-                """Silent."""
-
-        self.came, self.statuses = [], []
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(chain)
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.port = self.server.server_address[1]
-        self.url = f"https://localhost:{self.port}/"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-
-@pytest.fixture
-def receiver(certificate, monkeypatch, settings):
-    """A receiver at `localhost`, which the operator has allowed, under an authority that is trusted."""
-    ca, chain = certificate
-    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
-    settings.OPPO_WEBHOOK_PRIVATE_HOSTS = ["localhost"]
-    settings.OPPO_WEBHOOK_TIMEOUT_S = 5
-    found = Receiver(chain)
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
 
 
 @pytest.fixture
@@ -143,41 +66,6 @@ def test_a_message_is_signed_as_the_convention_wants(hooked):
     deliver_due()
     assert json.loads(receiver.came[1][2])["type"] == "alert.closed"
     assert deliver_due() == 0
-
-
-@pytest.mark.parametrize("format", ["slack", "discord"])
-def test_chat_services_get_their_own_format_in_which_names_are_text(world, receiver, format):
-    webhooks.add_webhook(world.people["ada"], world.team, receiver.url, ALL, format)
-    run = with_related(Run.objects).get(pk=world.submit(name="<!channel> *b* |x").pk)
-    told(run)
-    webhooks.send_test(world.people["ada"], world.team, Webhook.objects.get().pk)
-    while deliver_due():
-        pass
-    alert, test = sorted((json.loads(body) for _, _, body in receiver.came), key=lambda body: "Test message" in str(body))
-    if format == "slack":
-        place = f"<http://127.0.0.1:8000/runs/{run.pk}|&lt;!channel&gt; *b* ¦x #{run.pk}> KL above"
-        assert alert["text"].startswith(place)
-        assert "63 nats" in alert["text"]
-        assert test["text"].startswith("OPPO: Test message")
-    else:
-        embed = alert["embeds"][0]
-        assert (embed["title"], embed["url"]) == (f"<!channel> *b* |x #{run.pk}", f"http://127.0.0.1:8000/runs/{run.pk}")
-        assert "63 nats" in embed["description"]
-        assert alert["allowed_mentions"] == test["allowed_mentions"] == {"parse": []}
-        assert test["content"].startswith("OPPO: Test message")
-
-
-@pytest.mark.parametrize(
-    ("url", "format"),
-    [
-        ("https://hooks.slack.com/services/T0/B0/x", "slack"),
-        ("https://discord.com/api/webhooks/1/x", "discord"),
-        ("https://discord.com/channels/1", "json"),
-        ("https://example.org/hooks.slack.com", "json"),
-    ],
-)
-def test_the_address_tells_the_format(url, format):
-    assert webhooks.format_of(url) == format
 
 
 def test_a_receiver_that_fails_is_tried_five_times_within_the_hour(hooked):

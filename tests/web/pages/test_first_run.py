@@ -9,7 +9,7 @@ import pytest
 from oppo_contract.wire import CatalogueEntry
 from oppo_platform.accounts.models import Membership, Role
 from oppo_platform.pages import spec_form
-from oppo_platform.pages.first_run import some
+from oppo_platform.pages.first_run import shorten
 
 MODEL = CatalogueEntry(id="mine/actor", kind="model", bytes=1, task="causal_lm", context=8192)
 PROMPTS = CatalogueEntry(id="mine/prompts.jsonl", kind="prompts", bytes=1, rows=64)
@@ -154,5 +154,5 @@ def test_the_form_starts_with_the_reward_that_is_there(entries, reward):
 
 
 def test_long_lists_are_shortened():
-    assert some(["a", "b", "c"]) == "a, b, c"
-    assert some(["a", "b", "c", "d", "e"]) == "a, b, c, 2 more"
+    assert shorten(["a", "b", "c"]) == "a, b, c"
+    assert shorten(["a", "b", "c", "d", "e"]) == "a, b, c, 2 more"

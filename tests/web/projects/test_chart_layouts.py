@@ -46,7 +46,7 @@ def test_viewers_save_for_themselves_only_and_other_teams_see_nothing(world):
 @pytest.mark.parametrize(
     "chart",
     [{"keys": []}, {"keys": [" "]}, {"keys": ["a"] * 13}, {"keys": ["x" * 201]}, {"keys": ["a\0"]}, {**ENTROPY, "color": 1},
-     {**ENTROPY, "title": "x" * 81}],
+     {"keys": ["a,b"]}, {"keys": ["a*"]}, {**ENTROPY, "title": "x" * 81}],
 )  # fmt: skip
 def test_an_invalid_chart_is_refused(world, chart):
     assert save(world.login("ben"), world, chart).status_code == 422

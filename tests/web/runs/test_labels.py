@@ -37,7 +37,9 @@ def test_notes_are_markdown_on_the_page_and_text_in_the_api(world):
     assert post(world.login("vic"), f"/{run.pk}/notes", text="x").status_code == 403
     assert post(ben, f"/{run.pk}/notes", text="x" * 20_001).status_code == 422
     assert post(ben, f"/{run.pk}/notes", text="a\0").status_code == 422
-    assert post(ben, f"/{run.pk}/notes", text="").status_code == 200
+    assert post(ben, f"/{run.pk}/notes", text="mine", before="what it was").status_code == 409
+    assert ben.get(f"/api/v1/runs/{run.pk}").json()["notes"] == notes, "nobody's notes are lost"
+    assert post(ben, f"/{run.pk}/notes", text="", before=notes).status_code == 200
     assert 'data-part="notes"' not in ben.get(f"/runs/{run.pk}").content.decode()
 
 
@@ -47,6 +49,9 @@ def test_notes_are_markdown_on_the_page_and_text_in_the_api(world):
         ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
         ("![a](https://b.org/a.png)", '<p>!<a href="https://b.org/a.png" rel="nofollow noopener noreferrer">a</a></p>'),
         ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"),
+        ("[a](//evil.example)", "<p>[a](//evil.example)</p>"),
+        ("[a](/accounts/logout/)", "<p>[a](/accounts/logout/)</p>"),
+        ("[a](ftp://b.org)", "<p>[a](ftp://b.org)</p>"),
         ("`<b>`", "<p><code>&lt;b&gt;</code></p>"),
     ],
 )

@@ -1,9 +1,13 @@
 """The plan of a run: computed at the check, stored at submission, and compared with what happened; it blocks nothing."""
 
+import itertools
+
 import pytest
+from django.db import connection
 
 from oppo_contract.spec import load_spec
 from oppo_platform.runs.models import Run
+from oppo_platform.runs.preflight import NodeOffer
 from oppo_platform.scheduling.models import Reservation, WaitingReason
 from oppo_platform.usecases import run_plan
 from oppo_platform.usecases.earlier_runs import earlier_runs
@@ -118,7 +122,7 @@ def test_runs_of_other_teams_are_neither_used_nor_named(world, report, make_spec
     assert validate(world.login("eve"), make_spec(models=actor()))["time"]["runs"] == []
     viewer = validate(world.login("vic"), make_spec(models=actor()))
     assert viewer["time"]["basis"] == "simulated"
-    assert viewer["start"]["unknown"] == "it is shown to those who may submit to the project"
+    assert viewer["start"]["unknown"] == "only members who may submit to the project see the start"
 
 
 def test_only_runs_of_the_actor_on_the_kind_of_device_count(world, report, make_spec, events):
@@ -172,9 +176,11 @@ def test_the_start_is_what_the_scheduler_would_predict_and_nothing_is_written(wo
 
 def test_the_start_names_no_runs_of_other_teams(world, report, make_spec):
     worker = report()
-    run, _ = world.start(worker)
-    text = str(validate(world.login("eve"), make_spec())["start"])
-    assert str(run.pk) not in text.replace("2026-11-01T12:00:00Z", "")
+    world.start(worker, name="unreleased model")
+    start = validate(world.login("eve"), make_spec())["start"]
+    assert start["text"], "she has to wait"
+    secrets = ("unreleased", "ada", world.team.name)
+    assert not [word for word in secrets if word in start["text"] + start["sooner"]]
 
 
 def test_an_invalid_spec_has_no_plan(world, report, make_spec):
@@ -188,10 +194,12 @@ def test_a_failing_estimate_blocks_no_submission(world, report, make_spec, monke
     report()
 
     def fail(*arguments):
-        raise ZeroDivisionError
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1/0")
 
     monkeypatch.setattr(run_plan, broken, fail)
-    reply = world.login("ada").post("/api/v1/runs", {"spec": make_spec(models=actor())}, content_type="application/json")
+    body, headers = {"spec": make_spec(models=actor())}, {"Idempotency-Key": broken}  # with a key the request is a transaction
+    reply = world.login("ada").post("/api/v1/runs", body, content_type="application/json", headers=headers)
     assert reply.status_code == 201, reply.content
     plan = Run.objects.get().plan
     unknown = {"plan_memory": plan["memory"], "plan_start": plan["start"], "estimate_step": plan["time"]}
@@ -277,3 +285,16 @@ def test_a_fork_waits_for_the_node_that_has_its_checkpoint(world, report, make_s
     assert start(fork=fork).startswith("Waits for 1 device"), "node2 does not have the checkpoint"
     settings.OPPO_ARTIFACTS_SHARED = True
     assert start(fork=fork) == "Its devices are free."
+
+
+def test_memory_and_speed_are_those_of_one_node_that_the_run_fits_on(world, make_spec):
+    def offer(name, model, count, memory):
+        devices = {"cuda": count}
+        facts = {"device_model": {"cuda": model}, "device_memory": {"cuda": memory}, "cpus": 8}
+        return NodeOffer(name=name, devices=devices, models={}, prompts=frozenset(), **facts)
+
+    spec = load_spec(make_spec(resources={"devices": 2, "kind": "cuda"}))
+    small, large, larger = offer("a", "A10", 1, 24), offer("b", "A100", 8, 40), offer("c", "H100", 8, 80)
+    for offers in itertools.permutations((small, large, larger)):
+        assert run_plan.planned_offer(spec, offers, "cuda").name == "b", "too few devices on a; c has more memory"
+    assert run_plan.planned_offer(spec, (small,), "cuda") is None
