@@ -114,7 +114,7 @@ def test_the_preset_grpo_trains_groups_without_a_critic(minimal: dict[str, Any],
 
 def test_every_preset_says_when_to_take_it_in_one_line() -> None:
     for preset in (*PRESETS, *EXAMPLES):
-        assert preset.description.startswith("Take it ")
+        assert preset.description.startswith(("For ", "When ", "The baseline")), "when to take it, then what it does"
         assert len(preset.description) <= 125
         assert "\n" not in preset.description
 
