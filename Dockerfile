@@ -20,7 +20,17 @@ COPY templates templates
 COPY static static
 COPY examples examples
 
+# The documentation, which the platform serves at /docs/; its pages link to the files that are copied here.
+FROM build AS build-docs
+RUN pip install -c requirements/cpu.lock.txt '.[docs]'
+COPY mkdocs.yml ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md Makefile docker-compose.yml Dockerfile ./
+COPY scripts scripts
+COPY tests tests
+COPY docs docs
+RUN mkdocs build --strict
+
 FROM build AS build-platform
+COPY --from=build-docs /src/build/site build/site
 RUN pip install -c requirements/cpu.lock.txt '.[platform]'
 
 FROM build AS build-worker

@@ -23,6 +23,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+SCROLLED = {"metrics": "#h-pinned"}
+
+
 def main() -> None:
     """Read the command line and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,6 +54,8 @@ def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> Non
             page = context.new_page()
             page.goto(path)
             page.wait_for_selector(shown, state="attached")
+            if name in SCROLLED:
+                page.locator(SCROLLED[name]).scroll_into_view_if_needed()
             page.wait_for_timeout(1500)  # the last chart is drawn
             page.screenshot(path=folder / f"{name}{suffix}.png")
             page.close()
@@ -67,13 +72,15 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     pages = {
         "runs": ("/runs", "#rows tr"),
         "alerts": ("/alerts?show=all", "main h1"),
-        "submit": ("/runs/new", "#problems li"),
         "queue": ("/queue", "#queue section"),
     }
     if newest["oppo"]:
         run = f"/runs/{newest['oppo']}"
         pages |= {
+            "submit": (f"/runs/new?from={newest['oppo']}", "#plan-estimates:not([hidden])"),
             "run": (run, "#plot-reward .main-svg >> nth=0"),
+            "metrics": (run, "#metric-groups .metric >> nth=3"),
+            "side-by-side": (f"{run}/samples/side-by-side", "#prompts article >> nth=0"),
             "timeline": (f"{run}/timeline", "#worst li >> nth=0"),
             "utilization": (f"{run}/utilization", "#plot-phases .main-svg >> nth=0"),
             "samples": (f"{run}/samples", "#rows tr >> nth=0"),

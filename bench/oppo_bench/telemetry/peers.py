@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from oppo_bench.telemetry.peer_trackers.tracker import Columns, Tracker
 
 METRICS, STEPS = 20, 10_000
+PAGE_KEYS, MANY_STEPS = (REWARD, KL), 20_000
+MANY_KEYS = (*PAGE_KEYS, *(f"custom/metric_{n:03}" for n in range(298)))
 LONG, SPIKES = 1_000_000, (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
@@ -107,19 +109,23 @@ def _able(trackers: Sequence[Tracker], work: str) -> list[Tracker]:
 
 
 def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
-    """A run of 10,000 steps with two metrics, opened by a browser with an empty cache: until the first chart, and kilobytes."""
-    reward, kl = load.walks(seed, 2, STEPS // scale)
+    """A run opened by a browser with an empty cache: until the first chart, and kilobytes. First one of 10,000 steps with two
+    metrics, then one of 20,000 steps with 300.
+    """
     able = _able(trackers, "page")
-    places = {tracker.name: tracker.page(tracker.keep([{REWARD: reward, KL: abs(kl)}])[0]) for tracker in able}
-    with browser() as chromium:
-        states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
-        for n in range(-1, repetitions):
-            for tracker in able:
-                progress(f"first chart: {tracker.name}")
-                seconds, size, _ = opened(chromium, *places[tracker.name], states[tracker.name])
-                if n >= 0:
-                    times["first_chart_s"][tracker.name].append(seconds)
-                    times["page_kb"][tracker.name].append(size)
+    for prefix, keys, steps in (("", PAGE_KEYS, STEPS), ("run_300_metrics_", MANY_KEYS, MANY_STEPS)):
+        progress(f"storing a run of {len(keys)} metrics")
+        columns = dict(zip(keys, load.walks(seed, len(keys), steps // scale), strict=True))
+        places = {tracker.name: tracker.page(tracker.keep([columns])[0]) for tracker in able}
+        with browser() as chromium:
+            states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
+            for n in range(-1, repetitions):
+                for tracker in able:
+                    progress(f"{prefix}first chart: {tracker.name}")
+                    page = opened(chromium, *places[tracker.name], states[tracker.name])
+                    if n >= 0:
+                        times[f"{prefix}first_chart_s"][tracker.name].append(page.seconds)
+                        times[f"{prefix}page_kb"][tracker.name].append(page.kb)
 
 
 def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:

@@ -10,7 +10,7 @@ from django.db import transaction
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.access import Action, demand
-from oppo_platform.accounts.models import ApiToken, Membership, Role, Team, User
+from oppo_platform.accounts.models import ApiToken, AuditEntry, Membership, Role, Team, User
 from oppo_platform.accounts.services import AccountError, find_user
 
 
@@ -61,6 +61,24 @@ def remove_member(actor: User, team: Team, user_id: int) -> User:
     _part(team, member)
     audit.record(team.pk, actor, "member.remove", audit.actor_name(member.user), role=member.role)
     return member.user
+
+
+@transaction.atomic
+def restore_member(actor: User, team: Team, user_id: int) -> Membership:
+    """Undo `remove_member`: with the role of then, which is in the audit log. Revoked tokens stay revoked.
+
+    Raises:
+        PermissionDenied: the actor is no owner. User.DoesNotExist: nobody with this id was removed from the team.
+    """
+    _lock(team)
+    demand(actor, Action.MANAGE_MEMBERS, team.pk)
+    user = User.objects.get(pk=user_id)
+    if (present := Membership.objects.filter(team=team, user=user).first()) is not None:
+        return present
+    removals = AuditEntry.objects.filter(team=team, action="member.remove", target=audit.actor_name(user))
+    if (removal := removals.order_by("-id").first()) is None:
+        raise User.DoesNotExist
+    return _join(actor, team, user, removal.details["role"])
 
 
 @transaction.atomic

@@ -101,6 +101,8 @@ def _post(delivery: Delivery) -> int:
     if hook.format != hook.Format.JSON:
         text = messages.as_chat_message(text, hook.Format(hook.format))
     body = text.encode()
+    if hook.deleted_at is not None:
+        raise DeliveryError("The webhook was deleted.", final=True)
     if not hook.on and delivery.about != Delivery.About.TEST:
         raise DeliveryError("The webhook was disabled.", final=True)
     try:

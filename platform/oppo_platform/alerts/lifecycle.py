@@ -80,7 +80,7 @@ def _create_deliveries(alert: Alert, run: Run, about: Delivery.About) -> None:
     now = clock.now()
     common = {"alert": alert, "about": about, "created_at": now, "due_at": now}
     body = messages.webhook_body(alert, run, about, now)
-    hooks = Webhook.objects.filter(team_id=alert.team_id, on=True, conditions__contains=[alert.condition])
+    hooks = Webhook.objects.filter(team_id=alert.team_id, on=True, deleted_at=None, conditions__contains=[alert.condition])
     rows = [Delivery(webhook=hook, body=body, **common) for hook in hooks.only("pk")]
     # Closing is sent to webhooks only.
     if about == Delivery.About.OPENED and settings.OPPO_SMTP_URL:

@@ -29,7 +29,7 @@ def team_webhooks(team: Team) -> QuerySet[Webhook]:
     """The team's webhooks, oldest first, without their secrets; each with its last deliveries, newest first."""
     last = Delivery.objects.select_related("alert__run").order_by("-id")[:DELIVERIES_SHOWN]
     return (
-        Webhook.objects.filter(team=team)
+        Webhook.objects.filter(team=team, deleted_at=None)
         .select_related("created_by")
         .defer("sealed")
         .prefetch_related(Prefetch("deliveries", last, to_attr="last_deliveries"))
@@ -54,9 +54,8 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str], fo
         raise AccountError(str(error)) from None
     if format and format not in Webhook.Format.values:
         raise AccountError(f"Unknown format {format}; formats are {', '.join(Webhook.Format.values)}.")
-    Team.objects.select_for_update(no_key=True).get(pk=team.pk)
-    if Webhook.objects.filter(team=team).count() >= MAX_WEBHOOKS:
-        raise AccountError(f"A team has at most {MAX_WEBHOOKS} webhooks.")
+    _lock(team)
+    _refuse_too_many(team)
     secret = new_secret()
     hook = Webhook.objects.create(
         team=team,
@@ -80,7 +79,7 @@ def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, condit
         PermissionDenied: the actor is no owner. Webhook.DoesNotExist: not in this team. AccountError: unknown condition.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id)
+    hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
     hook.on, hook.conditions = on, parse_conditions(conditions)
     hook.save(update_fields=["on", "conditions"])
     audit.record(team.pk, actor, "webhook.change", webhook_host(hook), on=on, conditions=hook.conditions)
@@ -89,11 +88,35 @@ def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, condit
 
 @transaction.atomic
 def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
-    """Delete a webhook and its pending deliveries. Returns its host. Raises as `change_webhook`."""
+    """Delete a webhook; its pending messages are not sent. Returns its host. Raises as `change_webhook`.
+
+    It can be restored until the team deletes another one.
+    """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    hook = Webhook.objects.get(team=team, pk=webhook_id)
+    _lock(team)
+    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
+    Webhook.objects.filter(team=team, deleted_at__isnull=False).delete()
+    hook.deleted_at = clock.now()
+    hook.save(update_fields=["deleted_at"])
     audit.record(team.pk, actor, "webhook.delete", webhook_host(hook))
-    hook.delete()
+    return webhook_host(hook)
+
+
+@transaction.atomic
+def restore_webhook(actor: User, team: Team, webhook_id: int) -> str:
+    """Undo `delete_webhook`. Returns the host.
+
+    Raises:
+        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: it is not deleted, or permanently. AccountError: there
+            are too many webhooks meanwhile.
+    """
+    demand(actor, Action.MANAGE_ALERTS, team.pk)
+    _lock(team)
+    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at__isnull=False)
+    _refuse_too_many(team)
+    hook.deleted_at = None
+    hook.save(update_fields=["deleted_at"])
+    audit.record(team.pk, actor, "webhook.restore", webhook_host(hook))
     return webhook_host(hook)
 
 
@@ -101,7 +124,7 @@ def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
 def send_test(actor: User, team: Team, webhook_id: int) -> str:
     """Create the delivery of a test message. Returns the host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id)
+    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
     now = clock.now()
     body = messages.test_body(team, actor, now)
     Delivery.objects.create(webhook=hook, about=Delivery.About.TEST, body=body, created_at=now, due_at=now)
@@ -141,6 +164,16 @@ def format_of(url: str) -> Webhook.Format:
 def webhook_host(hook: Webhook) -> str:
     """The host without the path, which may contain a secret."""
     return hook.url.partition("://")[2].partition("/")[0].partition("?")[0]
+
+
+def _lock(team: Team) -> None:
+    Team.objects.select_for_update(no_key=True).get(pk=team.pk)
+
+
+def _refuse_too_many(team: Team) -> None:
+    """Raise `AccountError` if the team may not have one more. The team is locked."""
+    if Webhook.objects.filter(team=team, deleted_at=None).count() >= MAX_WEBHOOKS:
+        raise AccountError(f"A team has at most {MAX_WEBHOOKS} webhooks.")
 
 
 def _place(webhook_id: int) -> str:

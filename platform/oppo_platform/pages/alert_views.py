@@ -22,7 +22,7 @@ from oppo_platform.alerts.policy import ANNOUNCEMENTS, DEFAULTS, FAILURES, LIMIT
 from oppo_platform.alerts.rules import set_rules, team_rules
 from oppo_platform.alerts.titles import MEANINGS, TITLES
 from oppo_platform.cursors import BadCursor
-from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
+from oppo_platform.pages.team_layout import Undoable, get_team, render_team, reply_with_message
 
 ALERTS_A_PAGE = 50
 SHOWN = {"": "Needs attention", "all": "All"}
@@ -200,8 +200,20 @@ def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
     """Delete a webhook."""
     team = get_team(request, team_id)
+
+    def change() -> Undoable:
+        host = webhooks.delete_webhook(request.user, team, webhook_id)
+        return Undoable(f"The webhook to {host} was deleted.", reverse("pages:restore-webhook", args=[team_id, webhook_id]))
+
+    return _of_webhook(request, change, team_id)
+
+
+@require_POST
+def restore_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
+    """Undo the deletion of a webhook."""
+    team = get_team(request, team_id)
     return _of_webhook(
-        request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} was deleted.", team_id
+        request, lambda: f"The webhook to {webhooks.restore_webhook(request.user, team, webhook_id)} is back.", team_id
     )
 
 
@@ -216,7 +228,7 @@ def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpRes
     )
 
 
-def _of_webhook(request: HttpRequest, change: Callable[[], str], team_id: int) -> HttpResponse:
+def _of_webhook(request: HttpRequest, change: Callable[[], str | Undoable], team_id: int) -> HttpResponse:
     try:
         return reply_with_message(request, change, "team-alerts", team_id)
     except Webhook.DoesNotExist:

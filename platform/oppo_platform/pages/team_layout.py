@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -23,6 +23,13 @@ TABS = (
     ("team-tokens", "API tokens", Action.READ),
     ("team-audit", "Audit log", Action.SEE_AUDIT_LOG),
 )
+
+
+class Undoable(NamedTuple):
+    """The message about a change, and the path that undoes it by POST."""
+
+    message: str
+    undo: str
 
 
 def get_team(request: HttpRequest, team_id: int) -> Team:
@@ -46,17 +53,21 @@ def render_team(
 
 def reply_with_message(
     request: HttpRequest,
-    change: Callable[[], str],
+    change: Callable[[], str | Undoable],
     page: str,
     *arguments: int,
     again: Callable[[], HttpResponse] | None = None,
 ) -> HttpResponse:
     """Perform a change, add a message with the result, and redirect; a missing permission stays a 403.
 
+    An `Undoable` message is shown with a button *Undo*; its path is in the message's tags (templates/base.html).
+
     `again`: renders the response to a refused change instead, with status 422: a page whose form keeps the posted values.
     """
     try:
-        messages.success(request, change())
+        result = change()
+        message, undo = result if isinstance(result, Undoable) else (result, "")
+        messages.success(request, message, extra_tags=undo)
     except AccountError as refused:
         messages.error(request, str(refused))
         if again is not None:

@@ -7,16 +7,17 @@ from typing import Any
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.current_team import choose_team
-from oppo_platform.accounts.models import Membership, Role, Team
+from oppo_platform.accounts.models import Membership, Role, Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.page_context import member_page, teams_overview
-from oppo_platform.pages.team_layout import get_team, render_team, reply_with_message
+from oppo_platform.pages.team_layout import Undoable, get_team, render_team, reply_with_message
 from oppo_platform.projects import services as projects
 
 
@@ -93,14 +94,30 @@ def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
 def remove_member(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
     """Remove a member from the team."""
     team = get_team(request, team_id)
+
+    def change() -> Undoable:
+        name = service.remove_member(request.user, team, user_id).username
+        return Undoable(f"{name} is no longer in {team.name}.", reverse("pages:restore-member", args=[team_id, user_id]))
+
     try:
-        return reply_with_message(
-            request,
-            lambda: f"{service.remove_member(request.user, team, user_id).username} is no longer in {team.name}.",
-            "team",
-            team_id,
-        )
+        return reply_with_message(request, change, "team", team_id)
     except Membership.DoesNotExist:
+        raise Http404 from None
+
+
+@require_POST
+def restore_member(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
+    """Undo the removal of a member."""
+    team = get_team(request, team_id)
+
+    def change() -> str:
+        membership = service.restore_member(request.user, team, user_id)
+        name, role = membership.user.username, membership.role
+        return f"{name} is {role} in {team.name} again. Tokens that {name} had for it stay revoked."
+
+    try:
+        return reply_with_message(request, change, "team", team_id)
+    except User.DoesNotExist:
         raise Http404 from None
 
 

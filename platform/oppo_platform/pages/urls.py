@@ -56,6 +56,7 @@ urlpatterns = [
     path("teams/<int:team_id>/members", team_views.set_member, name="set-member"),
     path("teams/<int:team_id>/leave", team_views.leave, name="leave-team"),
     path("teams/<int:team_id>/members/<int:user_id>/remove", team_views.remove_member, name="remove-member"),
+    path("teams/<int:team_id>/members/<int:user_id>/restore", team_views.restore_member, name="restore-member"),
     path("teams/<int:team_id>/members/<int:user_id>/password-link", link_views.create_password_link, name="create-password-link"),
     path(
         "teams/<int:team_id>/members/<int:user_id>/password-link/revoke",
@@ -73,6 +74,7 @@ urlpatterns = [
     path("teams/<int:team_id>/alerts/webhooks", alert_views.add_webhook, name="add-webhook"),
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>", alert_views.change_webhook, name="change-webhook"),
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>/delete", alert_views.delete_webhook, name="delete-webhook"),
+    path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>/restore", alert_views.restore_webhook, name="restore-webhook"),
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>/test", alert_views.test_webhook, name="test-webhook"),
     path("teams/<int:team_id>/tokens", token_views.tokens, name="team-tokens"),
     path("teams/<int:team_id>/tokens/new", token_views.create_token, name="create-token"),

@@ -148,6 +148,28 @@ def test_removed_member_loses_tokens_but_not_runs(world):
     assert world.login("ada").post(f"/teams/{world.team.pk}/members/{world.people['eve'].pk}/remove").status_code == 404
 
 
+def test_the_button_undo_restores_a_removed_member_with_their_role(world):
+    ada, ben, path = world.login("ada"), world.people["ben"], f"/teams/{world.team.pk}/members"
+    set_member(world.people["ada"], world.team, "ben", "maintainer")
+    create_api_token(ben, world.team, "notebook")
+    page = ada.post(f"{path}/{ben.pk}/remove", follow=True).content.decode()
+    assert f'action="{path}/{ben.pk}/restore"' in page
+    page = ada.post(f"{path}/{ben.pk}/restore", follow=True).content.decode()
+    assert f"ben is maintainer in {world.team.name} again. Tokens that ben had for it stay revoked." in page
+    assert Membership.objects.get(team=world.team, user=ben).role == "maintainer"
+    assert ApiToken.objects.get().revoked_at is not None
+
+
+def test_only_members_that_were_removed_are_restored(world):
+    ada, path = world.login("ada"), f"/teams/{world.team.pk}/members"
+    for stranger in (world.people["eve"].pk, 10**9):
+        assert ada.post(f"{path}/{stranger}/restore").status_code == 404
+    remove_member(world.people["ada"], world.team, world.people["ben"].pk)
+    set_member(world.people["ada"], world.team, "ben", "viewer")  # meanwhile, with another role
+    ada.post(f"{path}/{world.people['ben'].pk}/restore")
+    assert Membership.objects.get(team=world.team, user=world.people["ben"]).role == "viewer"
+
+
 def test_an_invite_lets_one_new_person_in(world):
     reply = world.login("ada").post(f"/teams/{world.team.pk}/invites", {"role": "maintainer", "note": "zoe@example.org"})
     path, client = link_in(reply), Client()

@@ -13,10 +13,11 @@ from oppo_platform.accounts.invites import create_invite, open_invites
 from oppo_platform.accounts.passwords import create_password_link
 from oppo_platform.accounts.services import create_login_link
 from oppo_platform.accounts.team_secrets import set_secret
+from oppo_platform.accounts.teams import remove_member, set_member
 from oppo_platform.alerts.lifecycle import open_alert
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.webhooks import add_webhook
+from oppo_platform.alerts.webhooks import add_webhook, delete_webhook
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs.attempts import artifact_url
@@ -99,12 +100,19 @@ def _of_the_team(world: Any) -> dict[str, Any]:
     ada, team = world.people["ada"], world.team
     views = [save_view(ada, name, {"q": "state:running"}, team)["id"] for name in ("mine", "gone")]
     delete_view(ada, views[1])
-    add_webhook(ada, team, "https://example.org/old", ["failed"])
+    for path in ("gone", "old"):
+        add_webhook(ada, team, f"https://example.org/{path}", ["failed"])
+    gone_webhook, webhook = Webhook.objects.order_by("pk")
+    delete_webhook(ada, team, gone_webhook.pk)
+    removed = set_member(ada, team, "eve", "viewer").user
+    remove_member(ada, team, removed.pk)
     set_secret(ada, team, "HF_TOKEN", "a secret")
     return {
         "team": team.pk,
         "project": world.project.pk,
-        "webhook": Webhook.objects.get().pk,
+        "webhook": webhook.pk,
+        "gone_webhook": gone_webhook.pk,
+        "removed": removed.pk,
         "view": views[0],
         "gone_view": views[1],
         "token": create_service_token(ada, team, "old", None, "submit").token.pk,

@@ -1,0 +1,156 @@
+"""Charts, form, lists and undo without a mouse: Tab reaches every control, and the focus is never lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+MOST_TABS = 150
+FOCUSED = """([selector, name]) => {
+  const focused = document.activeElement;
+  const label = focused.getAttribute("aria-label") || focused.textContent.trim();
+  return focused.matches(selector) && (!name || label === name);
+}"""
+
+
+def tab_to(page, selector, name="", key="Tab"):
+    """Press Tab until an element with this selector, and accessible name if given, has the focus."""
+    for _ in range(MOST_TABS):
+        page.keyboard.press(key)
+        if page.evaluate(FOCUSED, [selector, name]):
+            return
+    raise AssertionError(f"{key} does not reach {selector} {name}")
+
+
+def press(page, selector, name="", key="Tab"):
+    tab_to(page, selector, name, key)
+    page.keyboard.press("Enter")
+
+
+def focus_is_kept(page):
+    assert page.evaluate("document.activeElement !== document.body"), "the focus was lost"
+
+
+def test_charts_are_found_pinned_moved_drawn_large_and_edited(visit, platform):
+    page = visit().page
+    page.goto(f"/runs/{platform.trained('charts by keyboard', steps=4)}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    tab_to(page, "#metric-search")
+    page.keyboard.type("^actor/entropy$")
+    expect(page.locator("#metric-count")).to_contain_text("1 of")
+    press(page, "summary", "Actions for actor/entropy")
+    press(page, ".menu-body button", "Pin")
+    names = page.locator("#pinned-charts h3")
+    expect(names.last).to_have_text("actor/entropy")
+    focus_is_kept(page)
+
+    press(page, "#pinned-new", key="Shift+Tab")
+    expect(page.locator("#chart-key")).to_be_focused()
+    for typed in ("vf_lo", "objective/kl"):
+        page.keyboard.type(typed)
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+    press(page, "#chart-keys button", "Move up: objective/kl")
+    expect(page.locator("#chart-keys span")).to_have_text(["objective/kl", "critic/vf_loss"])
+    tab_to(page, "#chart-log")
+    page.keyboard.press("Space")
+    press(page, "#chart-save")
+    expect(names.last).to_have_text("objective/kl, critic/vf_loss")
+    focus_is_kept(page)
+
+    press(page, "summary", "Actions for objective/kl, critic/vf_loss")
+    press(page, ".menu-body button", "Move left")
+    expect(names.last).to_have_text("actor/entropy")
+    page.keyboard.press("Enter")  # the moved chart's menu has the focus
+    press(page, ".menu-body button", "Full screen")
+    expect(page.locator("dialog.full h3")).to_have_text("objective/kl, critic/vf_loss")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("dialog.full h3")).to_have_text("actor/entropy")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog.full")).to_have_count(0)
+    focus_is_kept(page)
+    press(page, ".menu-body button", "Unpin")
+    expect(page.locator("#pinned-new")).to_be_focused()
+    press(page, ".toast button", "Undo", key="Shift+Tab")
+    expect(names).to_have_text(["objective/kl, critic/vf_loss", "actor/entropy"])
+
+
+def test_a_run_is_submitted_and_its_name_changed(visit, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("input[name=preset]:checked")
+    tab_to(page, "input[name=preset]")
+    page.keyboard.press("ArrowDown")
+    tab_to(page, "[data-path=name]")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("by keyboard")
+    tab_to(page, "#tags")
+    page.keyboard.type("walked")
+    tab_to(page, "[data-path='models.actor']")
+    page.keyboard.type("letters/actor")
+    page.wait_for_selector("#send:not([disabled])")
+    press(page, "#send")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    press(page, "[data-dialog=labels-dialog]")
+    expect(page.locator("#labels-dialog")).to_be_visible()
+    tab_to(page, "#label-name")
+    page.keyboard.press("End")
+    page.keyboard.type(" 2")
+    press(page, "#labels-save")
+    expect(page.locator("h1")).to_contain_text("by keyboard 2")
+    focus_is_kept(page)
+
+
+def test_samples_side_by_side_are_ordered_filtered_and_downloaded(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/samples/side-by-side?held_out=false")
+    page.wait_for_selector("#prompts article")
+    tab_to(page, "#q")
+    page.keyboard.type("a")
+    tab_to(page, "#steps button")
+    tab_to(page, "#add-step")
+    tab_to(page, "select[name=sort]")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_url("**sort=best**")
+    tab_to(page, "[name=min_score]")
+    page.keyboard.type("-100")
+    tab_to(page, "[name=ending]")
+    page.wait_for_url("**min_score=-100**")
+    page.wait_for_selector("#download:not([hidden])")
+    tab_to(page, "#download")
+    with page.expect_download():
+        page.keyboard.press("Enter")
+    tab_to(page, "#prompts article a")
+
+
+def test_a_range_of_runs_is_selected(visit, platform):
+    for n in range(3):
+        platform.submit(f"keyboard {n}", steps=3)
+    page = visit().page
+    page.goto("/runs?view=all&q=name:keyboard")
+    expect(page.locator("#rows tr")).to_have_count(3)
+    tab_to(page, "#rows input")
+    page.keyboard.press("Space")
+    tab_to(page, "#rows tr:nth-child(3) input")
+    page.keyboard.press("Shift+Space")
+    expect(page.locator("#picked")).to_have_text("3 runs selected.")
+
+
+def test_a_webhook_is_deleted_and_restored(visit, platform):
+    team = platform.project.team_id
+    page = visit().page
+    page.goto(f"/teams/{team}/alerts")
+    tab_to(page, "#hook-url")
+    page.keyboard.type("https://hooks.slack.com/services/T0/B0/x")
+    press(page, "button", "Add webhook")
+    page.wait_for_selector("#fresh-secret")
+    press(page, "button", "Delete the webhook to https://hooks.slack.com/services/T0/B0/x")
+    press(page, "dialog[open] button", "Delete webhook")
+    expect(page.locator(".banner")).to_contain_text("was deleted")
+    expect(page.locator(".hook-url")).to_have_count(0)
+    press(page, ".banner button", "Undo")
+    expect(page.locator(".hook-url")).to_have_text("https://hooks.slack.com/services/T0/B0/x")
