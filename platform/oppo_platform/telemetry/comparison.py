@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,8 @@ def compare(
         for run_id in parts
     }
     settings = {run.pk: dict(_leaves(drop_unused_settings(run.spec))) for run in runs}
-    if view.group not in ("", BUT_SEED) and not any(view.group in leaves for leaves in settings.values()):
-        near = nearest_match(view.group, sorted({path for leaves in settings.values() for path in leaves}))
-        raise UnknownSetting(f"No compared run has the setting {view.group}{f'; did you mean {near}?' if near else '.'}")
+    if view.group not in ("", BUT_SEED):
+        _require_setting(view.group, settings.values())
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]
@@ -86,6 +85,12 @@ def compare(
         "figures": {str(run_id): value for run_id, value in figures_by_run.items()},
         "counted": {str(i): counted(rewards.get(i), series[i], reached[i]) for i in parts} if view.counted else {},
     }
+
+
+def _require_setting(path: str, settings: Collection[Settings]) -> None:
+    if not any(path in leaves for leaves in settings):
+        near = nearest_match(path, sorted({path for leaves in settings for path in leaves}))
+        raise UnknownSetting(f"No compared run has the setting {path}{f'; did you mean {near}?' if near else '.'}")
 
 
 def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit: Reached) -> list[float | None]:
