@@ -64,6 +64,29 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
     expect(page.locator(".open-alerts")).to_be_hidden()
 
 
+def test_the_bell_counts_what_needs_somebody_and_opens_it(visit, platform):
+    evaluate_runs()  # what other tests have left to tell
+    page = visit().page
+    page.goto("/alerts")
+    count = page.locator("[data-bell] .bell-count")
+    expect(count).to_be_hidden()
+    platform.trained("letters fine", steps=3)
+    evaluate_runs()
+    page.goto("/runs")
+    expect(count).to_be_hidden()
+    supervisor, story = platform.start(platform.submit("letters dead", steps=40))
+    supervisor.tell(list(story.tell(2)))
+    supervisor.end("failed", "RewardError: no score for the response")
+    evaluate_runs()
+    page.goto("/runs")
+    expect(count.locator("[data-count]")).to_have_text("1")
+    page.click("[data-bell]")
+    page.wait_for_selector("#rows tr:nth-child(1) >> text=RewardError: no score for the response")
+    expect(count).to_be_hidden()
+    page.goto("/runs")
+    expect(count).to_be_hidden()
+
+
 def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit, platform):
     visitor = visit()
     page = visitor.page

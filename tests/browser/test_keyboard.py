@@ -108,7 +108,7 @@ def test_a_run_is_submitted_and_its_name_changed(visit, platform):
     page.keyboard.press("ArrowDown")
     tab_to(page, "[data-path=name]")
     page.keyboard.press("Control+a")
-    page.keyboard.type("by keyboard")
+    page.keyboard.type("llama3/8b lr=1e-5 β")
     tab_to(page, "#tags")
     page.keyboard.type("walked")
     tab_to(page, "[data-path='models.actor']")
@@ -122,7 +122,7 @@ def test_a_run_is_submitted_and_its_name_changed(visit, platform):
     page.keyboard.press("End")
     page.keyboard.type(" 2")
     press(page, "#labels-save")
-    expect(page.locator("h1")).to_contain_text("by keyboard 2")
+    expect(page.locator("h1")).to_contain_text("llama3/8b lr=1e-5 β 2")
     focus_is_kept(page)
 
 
