@@ -20,10 +20,10 @@ COPY templates templates
 COPY static static
 COPY examples examples
 
-# The documentation, which the platform serves at /docs/; its pages link to the files that are copied here.
+# The documentation, which the platform serves at /docs/. Pages link to tests and scripts.
 FROM build AS build-docs
 RUN pip install -c requirements/cpu.lock.txt '.[docs]'
-COPY mkdocs.yml ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md Makefile docker-compose.yml Dockerfile ./
+COPY mkdocs.yml ARCHITECTURE.md CHANGELOG.md ./
 COPY scripts scripts
 COPY tests tests
 COPY docs docs

@@ -150,8 +150,12 @@ class Client:
         return self._session.json(post(f"teams/{int(team)}/webhooks/{int(webhook)}", {"on": on, "conditions": list(conditions)}))
 
     def delete_webhook(self, team: int, webhook: int) -> None:
-        """Delete a webhook."""
+        """Delete a webhook. It can be restored for a day."""
         self._session.call(delete(f"teams/{int(team)}/webhooks/{int(webhook)}"))
+
+    def restore_webhook(self, team: int, webhook: int) -> dict[str, Any]:
+        """Restore a deleted webhook, with its secret."""
+        return self._session.json(post(f"teams/{int(team)}/webhooks/{int(webhook)}/restore"))
 
     def compare(
         self,

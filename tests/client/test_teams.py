@@ -31,6 +31,8 @@ def test_webhooks_are_made_changed_and_deleted(owner, team):
     assert owner.change_webhook(team, made["id"], on=False, conditions=["finished"])["conditions"] == ["finished"]
     owner.delete_webhook(team, made["id"])
     assert owner.webhooks(team) == []
+    assert owner.restore_webhook(team, made["id"])["conditions"] == ["finished"]
+    owner.delete_webhook(team, made["id"])
 
 
 def test_the_audit_log_tells_what_was_done(owner, team):

@@ -135,8 +135,13 @@ def many_metrics(base_url: str, owner: load.Tenant, scale: int, repetitions: int
     ]
 
 
+def metric_keys(count: int) -> list[str]:
+    """Reward, KL and custom metrics, `count` in all."""
+    return [REWARD, KL, *(f"custom/metric_{n:03}" for n in range(count - 2))]
+
+
 def _kept_run(owner: load.Tenant, metrics: int, steps: int, seed: int) -> int:
-    keys = [REWARD, KL, *(f"custom/metric_{n:03}" for n in range(metrics - 2))]
+    keys = metric_keys(metrics)
     [run] = load.runs(owner, 1, keys)
     load.keep_history(run.attempts.get(), dict(zip(keys, load.walks(seed, metrics, steps), strict=True)))
     return int(run.pk)
@@ -176,15 +181,16 @@ class Opened(NamedTuple):
 def opened(chromium: Any, url: str, chart: str, state: Any = None) -> Opened:
     """Open a page with an empty cache."""
     context = chromium.new_context(storage_state=state, viewport=SIZE)
-    page, received, asked = context.new_page(), [0.0], []
+    page, received, arrived, asked = context.new_page(), [0.0], [0.0], []
     network = context.new_cdp_session(page)
     network.send("Network.enable")
     network.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
+    network.on("Network.dataReceived", lambda event: arrived.append(event["encodedDataLength"]))  # also of unfinished responses
     page.on("request", lambda request: asked.append(request.url))
     start = time.perf_counter()
     page.goto(url, wait_until="commit")
     page.wait_for_selector(chart)
-    seconds, first = time.perf_counter() - start, sum(received)
+    seconds, first = time.perf_counter() - start, sum(arrived)
     page.wait_for_load_state("load")
     page.wait_for_timeout(500)
     context.close()

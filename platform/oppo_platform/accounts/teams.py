@@ -5,6 +5,8 @@ Guarantee: a team never loses its last owner. Every change of members locks the 
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db import transaction
 
 from oppo_platform import clock
@@ -25,7 +27,7 @@ def set_member(actor: User, team: Team, who: str, role: str) -> Membership:
     Raises:
         PermissionDenied: the actor is no owner. AccountError: no such user or role, or the team would have no owner.
     """
-    _lock(team)
+    lock_team(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     if role not in Role.values:
         raise AccountError(f"{role} is not a role; roles are {', '.join(Role.values)}.")
@@ -54,44 +56,50 @@ def remove_member(actor: User, team: Team, user_id: int) -> User:
         PermissionDenied: the actor is no owner. Membership.DoesNotExist: there is no such member. AccountError: the
         last owner.
     """
-    _lock(team)
+    lock_team(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     member = Membership.objects.select_related("user").get(team=team, user_id=user_id, user__service_of__isnull=True)
     _keep_an_owner(team, member, f"{member.user.username} is the last owner of {team.name}.")
     _part(team, member)
-    audit.record(team.pk, actor, "member.remove", audit.actor_name(member.user), role=member.role)
+    joined = member.joined_at.isoformat()
+    audit.record(team.pk, actor, "member.remove", audit.actor_name(member.user), role=member.role, joined_at=joined)
     return member.user
 
 
 @transaction.atomic
 def restore_member(actor: User, team: Team, user_id: int) -> Membership:
-    """Undo `remove_member`: with the role of then, which is in the audit log. Revoked tokens stay revoked.
+    """Undo `remove_member`, with the role and the time of joining from the audit log. Revoked tokens stay revoked.
 
     Raises:
-        PermissionDenied: the actor is no owner. User.DoesNotExist: nobody with this id was removed from the team.
+        PermissionDenied: the actor is no owner. User.DoesNotExist: nobody with this id was removed from the team. AccountError:
+            the person is a member again.
     """
-    _lock(team)
+    lock_team(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
-    user = User.objects.get(pk=user_id)
-    if (present := Membership.objects.filter(team=team, user=user).first()) is not None:
-        return present
+    user = User.objects.get(pk=user_id, service_of__isnull=True)
     removals = AuditEntry.objects.filter(team=team, action="member.remove", target=audit.actor_name(user))
     if (removal := removals.order_by("-id").first()) is None:
         raise User.DoesNotExist
-    return _join(actor, team, user, removal.details["role"])
+    if Membership.objects.filter(team=team, user=user).exists():
+        raise AccountError(f"{user.username} is a member of {team.name} already.")
+    role, joined = removal.details["role"], removal.details.get("joined_at")
+    audit.record(team.pk, actor, "member.restore", audit.actor_name(user), role=role)
+    at = datetime.fromisoformat(joined) if joined else clock.now()
+    return Membership.objects.create(team=team, user=user, role=role, joined_at=at)
 
 
 @transaction.atomic
 def leave_team(actor: User, team: Team) -> None:
     """Leave. Raises `AccountError` for the last owner, `Membership.DoesNotExist` for non-members."""
-    _lock(team)
+    lock_team(team)
     member = Membership.objects.select_related("user").get(team=team, user=actor)
     _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make another member an owner first.")
     audit.record(team.pk, actor, "member.leave", audit.actor_name(actor), role=member.role)
     _part(team, member)
 
 
-def _lock(team: Team) -> None:
+def lock_team(team: Team) -> None:
+    """Wait for other changes of the team's members or webhooks, until the end of the transaction."""
     # Not the key: rows that refer to the team may be added meanwhile.
     Team.objects.select_for_update(no_key=True).get(pk=team.pk)
 

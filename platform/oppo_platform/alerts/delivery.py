@@ -24,7 +24,7 @@ from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery
 from oppo_platform.alerts.url_policy import UrlNotAllowed
 from oppo_platform.alerts.webhook_http import PostError, post, signed_headers
-from oppo_platform.alerts.webhooks import decrypt_secret
+from oppo_platform.alerts.webhooks import decrypt_secret, purge_deleted
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +60,7 @@ def deliver_due() -> int:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="delivery") as pool:
             list(pool.map(_deliver, batches.values()))
     _delete_old()
+    purge_deleted()
     return len(claimed)
 
 
@@ -98,13 +99,13 @@ def _mark_failed_try(delivery: Delivery, error: DeliveryError) -> None:
 def _post(delivery: Delivery) -> int:
     hook, text = delivery.webhook, delivery.body
     assert hook is not None
-    if hook.format != hook.Format.JSON:
-        text = messages.as_chat_message(text, hook.Format(hook.format))
-    body = text.encode()
     if hook.deleted_at is not None:
         raise DeliveryError("The webhook was deleted.", final=True)
     if not hook.on and delivery.about != Delivery.About.TEST:
         raise DeliveryError("The webhook was disabled.", final=True)
+    if hook.format != hook.Format.JSON:
+        text = messages.as_chat_message(text, hook.Format(hook.format))
+    body = text.encode()
     try:
         headers = signed_headers(decrypt_secret(hook), str(delivery.message_id), clock.now(), body)
         status = post(hook.url, body, headers, settings.OPPO_WEBHOOK_TIMEOUT_S)

@@ -145,7 +145,7 @@ class Webhook(models.Model):
     on = models.BooleanField(default=True)
     created_by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField()
-    deleted_at = models.DateTimeField(null=True, help_text="Can be restored until the team deletes another webhook.")
+    deleted_at = models.DateTimeField(null=True, help_text="Null: not deleted.")
 
 
 class Delivery(models.Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -15,6 +16,7 @@ from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.team_secrets import Rotated
+from oppo_platform.accounts.teams import lock_team
 from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.services import parse_conditions
@@ -23,13 +25,14 @@ from oppo_platform.alerts.webhook_http import check_host, new_secret
 
 MAX_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10
+RESTORABLE = timedelta(days=1)  # after a deletion
 
 
 def team_webhooks(team: Team) -> QuerySet[Webhook]:
     """The team's webhooks, oldest first, without their secrets; each with its last deliveries, newest first."""
     last = Delivery.objects.select_related("alert__run").order_by("-id")[:DELIVERIES_SHOWN]
     return (
-        Webhook.objects.filter(team=team, deleted_at=None)
+        _present(team)
         .select_related("created_by")
         .defer("sealed")
         .prefetch_related(Prefetch("deliveries", last, to_attr="last_deliveries"))
@@ -54,7 +57,7 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str], fo
         raise AccountError(str(error)) from None
     if format and format not in Webhook.Format.values:
         raise AccountError(f"Unknown format {format}; formats are {', '.join(Webhook.Format.values)}.")
-    _lock(team)
+    lock_team(team)
     _refuse_too_many(team)
     secret = new_secret()
     hook = Webhook.objects.create(
@@ -79,7 +82,7 @@ def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, condit
         PermissionDenied: the actor is no owner. Webhook.DoesNotExist: not in this team. AccountError: unknown condition.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
+    hook = _present(team).select_for_update().defer("sealed").get(pk=webhook_id)
     hook.on, hook.conditions = on, parse_conditions(conditions)
     hook.save(update_fields=["on", "conditions"])
     audit.record(team.pk, actor, "webhook.change", webhook_host(hook), on=on, conditions=hook.conditions)
@@ -90,12 +93,11 @@ def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, condit
 def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
     """Delete a webhook; its pending messages are not sent. Returns its host. Raises as `change_webhook`.
 
-    It can be restored until the team deletes another one.
+    It can be restored until `purge_deleted` deletes it permanently.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    _lock(team)
-    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
-    Webhook.objects.filter(team=team, deleted_at__isnull=False).delete()
+    lock_team(team)
+    hook = _present(team).defer("sealed").get(pk=webhook_id)
     hook.deleted_at = clock.now()
     hook.save(update_fields=["deleted_at"])
     audit.record(team.pk, actor, "webhook.delete", webhook_host(hook))
@@ -103,28 +105,34 @@ def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
 
 
 @transaction.atomic
-def restore_webhook(actor: User, team: Team, webhook_id: int) -> str:
-    """Undo `delete_webhook`. Returns the host.
+def restore_webhook(actor: User, team: Team, webhook_id: int) -> Webhook:
+    """Undo `delete_webhook`; without effect if the webhook is not deleted.
 
     Raises:
-        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: it is not deleted, or permanently. AccountError: there
-            are too many webhooks meanwhile.
+        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: not in this team, or permanently deleted. AccountError:
+            the team has reached its limit since.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    _lock(team)
-    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at__isnull=False)
-    _refuse_too_many(team)
-    hook.deleted_at = None
-    hook.save(update_fields=["deleted_at"])
-    audit.record(team.pk, actor, "webhook.restore", webhook_host(hook))
-    return webhook_host(hook)
+    lock_team(team)
+    hook = Webhook.objects.select_related("created_by").defer("sealed").get(team=team, pk=webhook_id)
+    if hook.deleted_at is not None:
+        _refuse_too_many(team)
+        hook.deleted_at = None
+        hook.save(update_fields=["deleted_at"])
+        audit.record(team.pk, actor, "webhook.restore", webhook_host(hook))
+    return hook
+
+
+def purge_deleted() -> None:
+    """Delete webhooks permanently that were deleted `RESTORABLE` ago, with their secrets and deliveries."""
+    Webhook.objects.filter(deleted_at__lt=clock.now() - RESTORABLE).delete()
 
 
 @transaction.atomic
 def send_test(actor: User, team: Team, webhook_id: int) -> str:
     """Create the delivery of a test message. Returns the host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id, deleted_at=None)
+    hook = _present(team).defer("sealed").get(pk=webhook_id)
     now = clock.now()
     body = messages.test_body(team, actor, now)
     Delivery.objects.create(webhook=hook, about=Delivery.About.TEST, body=body, created_at=now, due_at=now)
@@ -166,13 +174,13 @@ def webhook_host(hook: Webhook) -> str:
     return hook.url.partition("://")[2].partition("/")[0].partition("?")[0]
 
 
-def _lock(team: Team) -> None:
-    Team.objects.select_for_update(no_key=True).get(pk=team.pk)
+def _present(team: Team) -> QuerySet[Webhook]:
+    return Webhook.objects.filter(team=team, deleted_at=None)
 
 
 def _refuse_too_many(team: Team) -> None:
     """Raise `AccountError` if the team may not have one more. The team is locked."""
-    if Webhook.objects.filter(team=team, deleted_at=None).count() >= MAX_WEBHOOKS:
+    if _present(team).count() >= MAX_WEBHOOKS:
         raise AccountError(f"A team has at most {MAX_WEBHOOKS} webhooks.")
 
 

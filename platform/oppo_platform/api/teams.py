@@ -224,10 +224,20 @@ def change_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId,
 
 @router.delete("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Delete a webhook", response={204: None})
 def delete_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId) -> Status:
-    """Owners only. Pending deliveries are not sent."""
+    """Owners only. Pending deliveries are not sent. `…/restore` restores it, for a day; then it is deleted permanently."""
     team, user = _owned(request, team_id)
     webhooks.delete_webhook(user, team, min(webhook_id, LARGEST_ID))
     return Status(204, None)
+
+
+@router.post("teams/{int:team_id}/webhooks/{int:webhook_id}/restore", summary="Restore a deleted webhook")
+def restore_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId) -> WebhookItem | Any:
+    """Owners only. Without effect if it is not deleted; 422 if the team has too many webhooks by now."""
+    team, user = _owned(request, team_id)
+    try:
+        return _hook(webhooks.restore_webhook(user, team, min(webhook_id, LARGEST_ID)))
+    except AccountError as refused:
+        return problem(422, str(refused))
 
 
 def _mine(request: HttpRequest, team_id: int) -> Team:

@@ -212,9 +212,12 @@ def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 def restore_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
     """Undo the deletion of a webhook."""
     team = get_team(request, team_id)
-    return _of_webhook(
-        request, lambda: f"The webhook to {webhooks.restore_webhook(request.user, team, webhook_id)} is back.", team_id
-    )
+
+    def change() -> str:
+        hook = webhooks.restore_webhook(request.user, team, webhook_id)
+        return f"The webhook to {webhooks.webhook_host(hook)} was restored."
+
+    return _of_webhook(request, change, team_id)
 
 
 @require_POST

@@ -10,9 +10,9 @@ import pytest
 from django.test import Client
 
 from oppo_platform.accounts.access import Action, may_reset_password, permits
-from oppo_platform.accounts.api_tokens import create_api_token
+from oppo_platform.accounts.api_tokens import create_api_token, create_service_token
 from oppo_platform.accounts.invites import create_invite, join_by_invite, register_by_invite
-from oppo_platform.accounts.models import ApiToken, Invite, Membership, PasswordLink, Role, User
+from oppo_platform.accounts.models import ApiToken, AuditEntry, Invite, Membership, PasswordLink, Role, User
 from oppo_platform.accounts.passwords import create_password_link, set_password_by_link
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.teams import leave_team, remove_member, set_member
@@ -152,22 +152,31 @@ def test_the_button_undo_restores_a_removed_member_with_their_role(world):
     ada, ben, path = world.login("ada"), world.people["ben"], f"/teams/{world.team.pk}/members"
     set_member(world.people["ada"], world.team, "ben", "maintainer")
     create_api_token(ben, world.team, "notebook")
+    joined = Membership.objects.get(team=world.team, user=ben).joined_at
+    world.clock.advance(3600)
     page = ada.post(f"{path}/{ben.pk}/remove", follow=True).content.decode()
     assert f'action="{path}/{ben.pk}/restore"' in page
     page = ada.post(f"{path}/{ben.pk}/restore", follow=True).content.decode()
     assert f"ben is maintainer in {world.team.name} again. Tokens that ben had for it stay revoked." in page
-    assert Membership.objects.get(team=world.team, user=ben).role == "maintainer"
+    member = Membership.objects.get(team=world.team, user=ben)
+    assert (member.role, member.joined_at) == ("maintainer", joined)
+    assert AuditEntry.objects.latest("id").action == "member.restore"
     assert ApiToken.objects.get().revoked_at is not None
 
 
 def test_only_members_that_were_removed_are_restored(world):
-    ada, path = world.login("ada"), f"/teams/{world.team.pk}/members"
-    for stranger in (world.people["eve"].pk, 10**9):
+    ada, path, people = world.login("ada"), f"/teams/{world.team.pk}/members", world.people
+    set_member(people["eve"], world.other_team, "max", "viewer")
+    remove_member(people["eve"], world.other_team, people["max"].pk)
+    leave_team(people["max"], world.team)  # was removed from the other team only
+    service = create_service_token(people["ada"], world.team, "nightly", None, "submit").token.user
+    for stranger in (people["max"].pk, people["eve"].pk, service.pk, 10**9):
         assert ada.post(f"{path}/{stranger}/restore").status_code == 404
-    remove_member(world.people["ada"], world.team, world.people["ben"].pk)
-    set_member(world.people["ada"], world.team, "ben", "viewer")  # meanwhile, with another role
-    ada.post(f"{path}/{world.people['ben'].pk}/restore")
-    assert Membership.objects.get(team=world.team, user=world.people["ben"]).role == "viewer"
+    remove_member(people["ada"], world.team, people["ben"].pk)
+    set_member(people["ada"], world.team, "ben", "viewer")  # in the meantime, with another role
+    page = ada.post(f"{path}/{people['ben'].pk}/restore", follow=True).content.decode()
+    assert f"ben is a member of {world.team.name} already." in page
+    assert Membership.objects.get(team=world.team, user=people["ben"]).role == "viewer"
 
 
 def test_an_invite_lets_one_new_person_in(world):

@@ -246,7 +246,7 @@ def test_secret_is_shown_once_and_stored_encrypted(world, receiver):
     assert (bytes(hook.sealed) != before, webhooks.decrypt_secret(hook)) == (True, secret)
 
 
-def test_switched_off_deleted_and_test(hooked):
+def test_switched_off_and_test(hooked):
     world, run, receiver, _ = hooked
     ada, path = world.login("ada"), f"/teams/{world.team.pk}/alerts/webhooks/{Webhook.objects.get().pk}"
     ada.post(f"{path}/test")
@@ -260,18 +260,16 @@ def test_switched_off_deleted_and_test(hooked):
     ada.post(path, {"on": "on", "conditions": ["failed"]})
     close_alert(run, Condition.KL_ABOVE, "over")
     assert deliver_due() == 0  # not one of its conditions
-    ada.post(f"{path}/delete")
-    assert {entry.action for entry in AuditEntry.objects.filter(action__startswith="webhook")} == {
-        "webhook.create",
-        "webhook.change",
-        "webhook.delete",
-    }
+    actions = AuditEntry.objects.filter(action__startswith="webhook").values_list("action", flat=True)
+    assert set(actions) == {"webhook.create", "webhook.change"}
 
 
 @pytest.mark.parametrize("deed", ["", "/delete", "/restore", "/test"])
 def test_another_teams_webhook_does_not_exist_and_only_owners_see_one(hooked, deed):
     world, _, receiver, _ = hooked
     hook = Webhook.objects.get()
+    if deed == "/restore":
+        webhooks.delete_webhook(world.people["ada"], world.team, hook.pk)
     ours = f"/teams/{world.team.pk}/alerts/webhooks/{hook.pk}{deed}"
     assert world.login("eve").post(ours, {"conditions": ALL}).status_code == 404
     assert world.login("eve").post(f"/teams/{world.other_team.pk}/alerts/webhooks/{hook.pk}{deed}", {}).status_code == 404

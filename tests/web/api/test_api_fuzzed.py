@@ -30,7 +30,7 @@ IDS = {
     "alert_id": ["alert"],
     "team_id": ["team"],
     "project_id": ["project"],
-    "webhook_id": ["webhook"],
+    "webhook_id": ["webhook", "gone_webhook"],
     "view_id": ["view", "gone_view"],
     "token_id": ["token"],
 }

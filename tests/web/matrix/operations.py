@@ -90,6 +90,7 @@ OPERATIONS: dict[str, Row] = {
     "add_webhook": post("teams/{team}/webhooks", HOOK, OWNER, admin=True, status=201),
     "list_webhooks": get("teams/{team}/webhooks", OWNER),
     "change_webhook": post("teams/{team}/webhooks/{webhook}", CHANGED_HOOK, OWNER, admin=True),
+    "restore_webhook": post("teams/{team}/webhooks/{gone_webhook}/restore", least=OWNER, admin=True),
     "delete_webhook": delete("teams/{team}/webhooks/{webhook}", OWNER, admin=True, status=204),
     "who_am_i": get("me"),
     "list_tokens": get("tokens"),

@@ -10,6 +10,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="webhook",
             name="deleted_at",
-            field=models.DateTimeField(help_text="Can be restored until the team deletes another webhook.", null=True),
+            field=models.DateTimeField(help_text="Null: not deleted.", null=True),
         ),
     ]
