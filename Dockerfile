@@ -23,7 +23,7 @@ COPY examples examples
 # The documentation, which the platform serves at /docs/. Pages link to tests and scripts.
 FROM build AS build-docs
 RUN pip install -c requirements/cpu.lock.txt '.[docs]'
-COPY mkdocs.yml ARCHITECTURE.md CHANGELOG.md ./
+COPY mkdocs.yml ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md ./
 COPY scripts scripts
 COPY tests tests
 COPY docs docs
