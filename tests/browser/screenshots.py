@@ -21,8 +21,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "-dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
     "-narrow": {"viewport": {"width": 400, "height": 860}, "color_scheme": "light"},
 }
-
-
+# Pictures of a page further down, with what is scrolled to.
 SCROLLED = {"metrics": "#h-pinned"}
 
 

@@ -89,7 +89,7 @@ def compare(
 
 def _require_setting(path: str, settings: Collection[Settings]) -> None:
     if not any(path in leaves for leaves in settings):
-        near = nearest_match(path, sorted({path for leaves in settings for path in leaves}))
+        near = nearest_match(path, sorted({known for leaves in settings for known in leaves}))
         raise UnknownSetting(f"No compared run has the setting {path}{f'; did you mean {near}?' if near else '.'}")
 
 

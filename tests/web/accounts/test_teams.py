@@ -15,7 +15,7 @@ from oppo_platform.accounts.invites import create_invite, join_by_invite, regist
 from oppo_platform.accounts.models import ApiToken, AuditEntry, Invite, Membership, PasswordLink, Role, User
 from oppo_platform.accounts.passwords import create_password_link, set_password_by_link
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.accounts.teams import leave_team, remove_member, set_member
+from oppo_platform.accounts.teams import leave_team, remove_member, restore_member, set_member
 from oppo_platform.runs.models import Run
 from tests.web.matrix.pages import RULES
 
@@ -162,6 +162,14 @@ def test_the_button_undo_restores_a_removed_member_with_their_role(world):
     assert (member.role, member.joined_at) == ("maintainer", joined)
     assert AuditEntry.objects.latest("id").action == "member.restore"
     assert ApiToken.objects.get().revoked_at is not None
+
+
+def test_of_two_restores_of_a_member_at_once_one_does(world, at_once):
+    ada, ben = world.people["ada"], world.people["ben"]
+    remove_member(ada, world.team, ben.pk)
+    results = at_once(*[lambda: restore_member(ada, world.team, ben.pk)] * 2)
+    assert sorted(type(result).__name__ for result in results) == ["AccountError", "Membership"]
+    assert AuditEntry.objects.filter(action="member.restore").count() == 1
 
 
 def test_only_members_that_were_removed_are_restored(world):
