@@ -37,9 +37,14 @@ class Subscription:
         self._changed.set()
 
     async def changed(self, within_s: float) -> bool:
-        """Wait for a change, at most `within_s` seconds; returns whether there was one."""
+        """Wait for a change, at most `within_s` seconds; returns whether there was one.
+
+        Not `asyncio.wait_for`: before Python 3.12 it returns normally if it is cancelled just after the change, and the stream
+        of a disconnected client would go on for ever.
+        """
         try:
-            await asyncio.wait_for(self._changed.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
         except TimeoutError:
             return False
         self._changed.clear()

@@ -15,6 +15,7 @@ from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import summaries
 from oppo_platform.telemetry import summary_cache as heads_module
+from oppo_platform.telemetry.notifications import Subscription
 
 DEADLINE_S = 20
 
@@ -215,3 +216,21 @@ async def test_an_open_stream_holds_no_database_connection(world, ada):
         await ear.event()
         assert await sync_to_async(lambda: connections["default"].connection)() is None
         await ear.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.parametrize("change_first", [True, False])
+async def test_a_disconnect_ends_the_wait_whenever_a_change_arrives_beside_it(turns, change_first):
+    """Otherwise the stream of a client that is gone keeps its thread and reads its runs for ever."""
+    subscription = Subscription([1])
+    waiting = asyncio.create_task(subscription.changed(DEADLINE_S))
+    await asyncio.sleep(0)
+    first, second = (subscription.wake, waiting.cancel) if change_first else (waiting.cancel, subscription.wake)
+    first()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    ended_before = waiting.done()
+    second()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() != (change_first and ended_before)
