@@ -103,7 +103,7 @@ def _train(
     attempt: Attempt, spec: RunSpec, options: argparse.Namespace, journal: Journal, trackers: Trackers, parts: ExitStack,
     stop: threading.Event,
 ) -> tuple[str, str, int]:  # fmt: skip
-    """Check, build, restore and train. Returns the outcome, its reason, and the number of unconsumed responses on all ranks."""
+    """Check, build, restore and train. Returns the outcome, its reason, and the number of unconsumed responses."""
     from oppo_core.checkpointing.atomic_dir import recover
     from oppo_core.checkpointing.save_restore import restore, verify
     from oppo_core.control.stop_conditions import ASKED_TO_STOP
@@ -137,14 +137,13 @@ def _train(
     if resume is not None:
         restore(engine, resume, changes)
     reason = train(engine, stop.is_set)
-    unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
-    return "stopped" if reason == ASKED_TO_STOP else "succeeded", reason, unconsumed
+    return "stopped" if reason == ASKED_TO_STOP else "succeeded", reason, engine.pool.unconsumed
 
 
 def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks, journal: Journal) -> RunSpec:
     """The spec with hub models pinned to commits, the same on all ranks, and on this disk. Raises ModelFolderError."""
     from oppo_contract.model_folder import hub_allowed
-    from oppo_core.checkpointing.reshard import read_state
+    from oppo_core.checkpointing.rank_states import read_state
     from oppo_core.checkpointing.save_restore import check_intact
     from oppo_core.models.hub import pin_hub_models
 

@@ -69,7 +69,7 @@ def begin_step(engine: Engine, version: int) -> StepState:
     """Top up the pool and fill the KV caches."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        fresh = engine.pool.top_up(engine.ranks.share(engine.overcommit.overcommit), version, engine.new_group)
+        fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
     fill_caches(engine, version)
     return StepState()
@@ -83,12 +83,16 @@ def resume_step(engine: Engine, batch: StepState, version: int) -> None:
 
 
 def fill_caches(engine: Engine, version: int) -> None:
-    """Prefill the KV caches with the present weights; with streaming, the scorers' at the same time."""
+    """Place new sequences; prefill the KV caches with the present weights, and with streaming the scorers' at the same time."""
+    if engine.ranks.world > 1:
+        with engine.trace.span("actor", "data"):
+            engine.check_pools()
+            engine.place(engine.pool.unfinished())
     if engine.layout.remote:
         with engine.trace.span("actor", "data"):
             # New prompts too: the scorers read them while the actor does, and then have less to read in the first chunk.
             engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
-    with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
+    with engine.trace.span("actor", "actor-prefill", rows=len(engine.local(engine.pool.sequences))):
         engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
 
@@ -96,7 +100,7 @@ def fill_caches(engine: Engine, version: int) -> None:
 def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Callable[[], bool]) -> bool:
     """Decode in chunks until B responses are finished, streaming each chunk to the scorers; take the batch from the pool.
 
-    Returns False if `should_stop` was true on any rank before the batch was complete.
+    Returns False if `should_stop` was true on any rank after a chunk that did not complete the batch.
     """
     start = engine.clock()
     batch.ends = {s.sequence_id: start for s in batch.finishers}
@@ -105,7 +109,7 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
         engine.use_cores(engine.layout.decode_threads)
         batch.chunk += 1
         live = list(engine.decoder.live)
-        with engine.trace.span("actor", "decode", batch.chunk, rows=len(live)):
+        with engine.trace.span("actor", "decode", batch.chunk, rows=len(engine.local(live))):
             done, complete = decode_chunk(engine, version, batch.finishers)
             if engine.layout.remote:
                 engine.scorers.extend(engine.deltas.new_deltas(engine.readable(live)), batch.chunk)
@@ -115,18 +119,17 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
             if not complete:
                 engine.update.chunk_done(engine, batch.finishers, version)
         complete = complete and is_complete(engine, batch, version)
-        if not complete and should_stop():
-            break
-    if engine.on_any_rank(not complete):
-        return False
+        if not complete and engine.on_any_rank(should_stop()):
+            return False
     batch.decode = (start, engine.clock())
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         batch.sequences = engine.pool.take_batch(batch.finishers)
         engine.cohorts.finish(engine.pool.final(batch.finishers, batch.sequences))
         engine.release(engine.pool.discarded)
+        engine.balance(batch.sequences)
     if not engine.layout.remote:
-        engine.scorers.extend(engine.deltas.new_deltas(batch.sequences), 0)
+        engine.scorers.extend(engine.deltas.new_deltas(engine.local(batch.sequences)), 0)
     return True
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: atomic folders, saving and resuming, resharding, and export."""
+"""Checkpoints: atomic folders, saving and resuming, and export."""

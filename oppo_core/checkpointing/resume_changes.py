@@ -14,7 +14,7 @@ def find_refusals(changes: Iterable[Change], in_flight: int, spec: RunSpec) -> l
     """A message with reason and remedy for each change that is not allowed.
 
     Args:
-        in_flight: responses in the pools of all ranks that wrote the checkpoint.
+        in_flight: responses in the checkpoint's pool.
     """
     refusals = []
     for change in changes:

@@ -4,8 +4,8 @@ Scorer caches are not saved: after each checkpoint the scorers get every sequenc
 too, so resuming from a scheduled checkpoint is bit-equal. A checkpoint within a step keeps tokens, log-probs and versions; the
 resumed run prefills them again and is equal up to rounding.
 
-All ranks write one checkpoint in a shared folder, each but rank 0 its own state in a subfolder (`rank_dir`). Rank 0 publishes it.
-`checkpointing/reshard.py` resumes it with a different number of ranks.
+All ranks write one checkpoint in a shared folder, each but rank 0 its own sequences in a subfolder (`rank_dir`). Rank 0 publishes
+it. Any number of ranks can resume it (`checkpointing/rank_states.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oppo_contract.chosen_defaults import keep_chosen
 from oppo_contract.resume_rules import Change, diff_specs, matches_rule
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing.atomic_dir import MANIFEST, new_draft, publish, restore_former, sha256, sync_files
-from oppo_core.checkpointing.reshard import STATE, load_cohorts, load_rank_state, rank_dirs, read_state
+from oppo_core.checkpointing.rank_states import STATE, load_cohorts, load_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import apply_changes, find_refusals
 from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
@@ -33,13 +33,14 @@ from oppo_core.engine.state import Engine, Progress
 from oppo_core.engine.step_report import record_shrunk_passes
 from oppo_core.models.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
-from oppo_core.rollout.prompt_sharding import PromptSharding
+from oppo_core.rollout.placement import place_at_resume
 from oppo_core.rollout.sampling_support import load_supports, save_supports
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
+from oppo_estimate.memory import decode_slots
 
-# Formats 4 and 5 also have KV caches of an interrupted step, which are ignored.
-FORMAT, READABLE = 6, (4, 5, 6)
+# Formats 4 and 5 also have KV caches of an interrupted step, which are ignored. Before 7 each rank had a pool of its own.
+FORMAT, READABLE = 7, (4, 5, 6, 7)
 # A folder created on one node appears on the others' shared mount with a delay.
 DRAFT_TIMEOUT_S, DRAFT_POLL_S = 10.0, 0.02
 MICRO_BATCH = "ppo.micro_batch_tokens"
@@ -88,8 +89,8 @@ def save(engine: Engine) -> None:
 
 def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     """Restore everything from a verified checkpoint except the critic, which its own process has loaded."""
-    own = load_rank_state(folder, engine.ranks)
-    state = own.state
+    saved_state = load_state(folder, engine.ranks)
+    state = saved_state.state
     if state["prompts_sha256"] != engine.prompts.digest:
         raise CheckpointError(
             f"{engine.spec.data.prompts} does not hold the prompts that the checkpoint was made with (or the actor's tokenizer"
@@ -104,12 +105,14 @@ def restore(engine: Engine, folder: Path, changes: Rows[Change] = ()) -> None:
     engine.cohorts = load_cohorts(state)
     engine.moments = ScoreMoments(**state["score_moments"])
     engine.run_score = run_score(state)
-    engine.pool.sharding = PromptSharding(**state["turns"])
-    engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
-    engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
-    load_supports(engine.pool.sequences, own.folders)
-    if not own.resharded:
-        engine.decoder.load(own.folders[0], engine.pool.sequences)
+    pool, ranks = engine.pool, engine.ranks
+    pool.next_group, pool.skipped = state["prompts"]["next_group"], state["prompts"]["skipped"]
+    pool.sequences, pool.queue = ([_sequence(row, engine) for row in state[kind]] for kind in ("pool", "queue"))
+    load_supports(pool.sequences, saved_state.folders)
+    if ranks.world > 1:
+        place_at_resume(pool.sequences, ranks, decode_slots(engine.spec), engine.spec.rollout.max_new_tokens)
+    if saved_state.own is not None:
+        engine.decoder.load(saved_state.own, pool.sequences)
     engine.changes = list(changes)
     apply_changes(changes, engine)
     if state["suspended"] is not None:
@@ -237,7 +240,7 @@ def _write(engine: Engine, draft: Path) -> None:
     engine.scorers.start_save(str(draft))
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     record_shrunk_passes(engine)
-    save_supports(engine.pool.sequences, draft)
+    save_supports(engine.local(engine.pool.sequences), draft)
     engine.decoder.save(draft)
     (draft / STATE).write_text(json.dumps(_state(engine)))
     engine.scorers.wait_save()
@@ -260,8 +263,11 @@ def _interrupted(engine: Engine) -> dict[str, Any] | None:
 
 
 def _state(engine: Engine) -> dict[str, Any]:
+    """The state as this rank writes it: its own sequences; those without a rank, such as queued ones, are rank 0's."""
+
     def rows(sequences: Rows[Sequence]) -> list[dict[str, Any]]:
-        return [{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in sequences]
+        own = [s for s in sequences if (s.rank or 0) == engine.ranks.rank]
+        return [{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in own]
 
     return {
         "format": FORMAT,
@@ -274,7 +280,7 @@ def _state(engine: Engine) -> dict[str, Any]:
         "run_score": asdict(engine.run_score),
         "best_rule": best_rule(engine.spec),
         "prompts_sha256": engine.prompts.digest,
-        "turns": asdict(engine.pool.sharding),
+        "prompts": {"next_group": engine.pool.next_group, "skipped": engine.pool.skipped},
         "pool": rows(engine.pool.sequences),
         "queue": rows(engine.pool.queue),
         "suspended": _interrupted(engine),

@@ -62,10 +62,6 @@ class Ranks:
     rank, world, first, serialize_reductions = 0, 1, True, False
     rendezvous: Rendezvous | None = None
 
-    def share(self, count: int) -> int:
-        """This rank's share of `count` items. All ranks' shares sum to `count`; earlier ranks get the remainder."""
-        return (count + self.world - 1 - self.rank) // self.world
-
     def device(self, name: str) -> str:
         """The run-wide name of a device of this rank's node. Rank 0's devices are named as in a single-rank run."""
         return name
@@ -77,6 +73,18 @@ class Ranks:
     def total(self, values: Iterable[float]) -> list[float]:
         """Each value summed over the ranks."""
         return list(values)
+
+    def largest(self, values: Iterable[float]) -> list[float]:
+        """The maximum over the ranks of each value."""
+        return list(values)
+
+    def total_counts(self, counts: list[int]) -> list[int]:
+        """Each count summed over the ranks."""
+        return counts
+
+    def exchange(self, payloads: list[bytes]) -> list[bytes]:
+        """Send a payload to each rank; returns those of each rank for this one (all-to-all)."""
+        return payloads
 
     def all_reduce(self, tensors: list[Tensor]) -> None:
         """Sum the tensors over the ranks, in place."""
@@ -152,9 +160,28 @@ class ProcessGroup(Ranks):
         return max(1, count // self.rendezvous.ranks_per_node)
 
     def total(self, values: Iterable[float]) -> list[float]:
-        sums = torch.tensor(list(values), dtype=torch.float64)
-        self._run("all-reduce", lambda: self._gloo.allreduce([sums]))
-        return [float(value) for value in sums]
+        return self._reduced(torch.tensor(list(values), dtype=torch.float64), dist.ReduceOp.SUM)
+
+    def largest(self, values: Iterable[float]) -> list[float]:
+        return self._reduced(torch.tensor(list(values), dtype=torch.float64), dist.ReduceOp.MAX)
+
+    def total_counts(self, counts: list[int]) -> list[int]:
+        return self._reduced(torch.tensor(counts, dtype=torch.int64), dist.ReduceOp.SUM)
+
+    def _reduced(self, values: Tensor, operation: Any) -> list[Any]:
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        self._run("all-reduce", lambda: self._gloo.allreduce([values], options))
+        return values.tolist()
+
+    def exchange(self, payloads: list[bytes]) -> list[bytes]:
+        sent, received = [len(payload) for payload in payloads], torch.zeros(self.world, dtype=torch.int64)
+        self._run("all-to-all", lambda: self._gloo.alltoall_base(received, torch.tensor(sent), [], []))
+        sizes = received.tolist()
+        source = torch.frombuffer(bytearray(b"".join(payloads) + b"\0"), dtype=torch.uint8)[:-1]  # torch refuses no bytes
+        target = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._run("all-to-all", lambda: self._gloo.alltoall_base(target, source, sizes, sent))
+        return [part.numpy().tobytes() for part in torch.split(target, sizes)]
 
     def all_reduce(self, tensors: list[Tensor]) -> None:
         for bucket in _buckets(tensors):

@@ -33,6 +33,7 @@ from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_se
 from oppo_core.rollout.conversations import read_conversations
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.device_decoder import build_decoder
+from oppo_core.rollout.distributed_decoder import DistributedDecoder
 from oppo_core.rollout.held_out import build_evaluator
 from oppo_core.rollout.prompts import PromptStream, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
@@ -50,7 +51,7 @@ from oppo_core.training.optimizer import Optimizer, tensor_bytes
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
 from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
-from oppo_estimate.roles import decode_slots
+from oppo_estimate.memory import decode_slots
 
 
 def assemble(
@@ -78,11 +79,13 @@ def assemble(
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as started:  # closes started parts if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
+        if ranks.world > 1:
+            decoder = DistributedDecoder(decoder, ranks, trace.clock, partial(trace.blocked, "tail"), device.type == "cuda")
         scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=_read_prompts(spec, roots, codec),
-            pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
+            pool=build_pool(spec), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.initial_chunk_size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,

@@ -5,11 +5,12 @@ Its advantages are 0, so it would train nothing. The score is the shaped one, wi
 
 from __future__ import annotations
 
-import math
+from contextlib import nullcontext
+
+import torch
 
 from oppo_core.engine.state import Engine
-from oppo_core.ppo.reward_shaping import raw_scores, shaped_scores
-from oppo_core.ppo.scored import Scored
+from oppo_core.ppo.reward_shaping import shaped_scores
 from oppo_core.rollout.pool import Group
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
@@ -23,8 +24,8 @@ def replace_uniform_groups(engine: Engine, batch: StepState, version: int) -> bo
     if batch.replacements >= engine.spec.ppo.dynamic_sampling:
         return False
     groups = [group for group in engine.pool.batch_groups(batch.finishers) if group[0].sequence_id not in batch.varied]
-    scored = _scores(engine, [sequence for group in groups for sequence in group])
-    uniform = [group for group in groups if _is_uniform(engine, group, [scored[s.sequence_id] for s in group])]
+    scores = _scores(engine, [sequence for group in groups for sequence in group])
+    uniform = [group for group in groups if _is_uniform(engine, group, [scores[s.sequence_id] for s in group])]
     dropped = {sequence.sequence_id: sequence for group in uniform for sequence in group}
     batch.varied |= {group[0].sequence_id for group in groups} - dropped.keys()
     if not dropped:
@@ -39,18 +40,23 @@ def replace_uniform_groups(engine: Engine, batch: StepState, version: int) -> bo
     return True
 
 
-def _scores(engine: Engine, sequences: list[Sequence]) -> dict[int, Scored]:
+def _scores(engine: Engine, sequences: list[Sequence]) -> dict[int, float]:
+    """The raw score of each sequence, gathered from all ranks."""
+    own = engine.local(sequences)
     if not engine.layout.remote:
-        engine.scorers.extend(engine.deltas.new_deltas(sequences), 0)
-    engine.scorers.start_collect([s.sequence_id for s in sequences])
+        engine.scorers.extend(engine.deltas.new_deltas(own), 0)
+    engine.scorers.start_collect([s.sequence_id for s in own])
     with engine.trace.wait("score"):
-        return engine.scorers.wait_collect()
+        scored = engine.scorers.wait_collect()
+    known = [scored[s.sequence_id].score if s.remote_length is None else 0.0 for s in sequences]
+    with engine.trace.wait("tail") if engine.ranks.world > 1 else nullcontext():
+        return dict(zip((s.sequence_id for s in sequences), engine.ranks.total(known), strict=True))
 
 
-def _is_uniform(engine: Engine, group: Group, scored: list[Scored]) -> bool:
+def _is_uniform(engine: Engine, group: Group, scores: list[float]) -> bool:
     """Whether all shaped scores are equal. Scores that are not finite are an error of the whole batch, which is raised later."""
-    if not all(math.isfinite(row.score) for row in scored):
+    raw_G = torch.tensor(scores, dtype=torch.float64)
+    if not bool(raw_G.isfinite().all()):
         return False
-    raw_G = raw_scores(group, scored)
     scores_G = shaped_scores(raw_G, group, engine.spec.ppo, engine.moments.updated(raw_G))
     return bool((scores_G == scores_G[0]).all())

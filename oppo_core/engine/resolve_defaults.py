@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oppo_contract.chosen_defaults import chosen_defaults, keep_chosen, with_chosen
 from oppo_contract.spec import RunSpec, load_stored_spec
-from oppo_core.checkpointing.reshard import read_state
+from oppo_core.checkpointing.rank_states import read_state
 from oppo_estimate.shapes import Head, read_shape
 
 HEADS: dict[str, Head] = {"actor": "lm", "critic": "scalar"}

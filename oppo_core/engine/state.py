@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore
 from oppo_core.control.stop_conditions import reason_to_end
-from oppo_core.distributed.process_group import SINGLE, Ranks
+from oppo_core.distributed.process_group import SINGLE, RankError, Ranks
 from oppo_core.engine.layout import Layout
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.ppo.actor import ActorProtocol
@@ -27,6 +28,7 @@ from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.conversations import Conversations, prompt_text
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.held_out import Evaluator
+from oppo_core.rollout.placement import assign_ranks, balance_rows, move_sequences
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.sequence import Sequence
@@ -37,6 +39,7 @@ from oppo_core.scoring.scorers import ScorerProtocol
 from oppo_core.trace.cpu_time import CpuTime
 from oppo_core.trace.gpu_stats import GpuStats
 from oppo_core.trace.recorder import Recorder
+from oppo_estimate.memory import decode_slots
 
 
 class UpdateStrategy(Protocol):
@@ -148,6 +151,34 @@ class Engine:
         reason = reason_to_end(self.spec, self.progress.step, self.progress.elapsed_s, self.run_score)
         return self.ranks.all_gather((reason or "").encode())[0].decode() or None
 
+    def local(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those of which this rank has the tokens; all in a run of one rank."""
+        return [s for s in sequences if s.remote_length is None]
+
+    def check_pools(self) -> None:
+        """Compare the ranks' pools, which every rank computes for itself. Raises RankError if they differ. Collective."""
+        rows = [(s.sequence_id, s.age, s.length, s.finished) for s in self.pool.sequences]
+        pool = f"{self.overcommit.overcommit} {self.chunk.current} {self.pool.next_group} {rows}"
+        digests = self.ranks.all_gather(hashlib.sha256(pool.encode()).digest())
+        if any(digest != digests[0] for digest in digests):
+            raise RankError(
+                f"the ranks' pools differ at step {self.progress.step + 1}, so that they would train different batches; resume"
+                " from the last checkpoint, and report this"
+            )
+
+    def place(self, sequences: list[Sequence]) -> None:
+        """Place unfinished sequences on the ranks, and free the scorers' caches of those that leave this one. Collective."""
+        assigned = assign_ranks(sequences, self.ranks.world, decode_slots(self.spec), self.spec.rollout.max_new_tokens)
+        self.release(move_sequences(sequences, assigned, self.ranks))
+
+    def balance(self, rows: list[Sequence]) -> None:
+        """Balance the rows of the batch by tokens among the ranks that train them. Collective.
+
+        Rows that scorers may have begun to read stay where their caches are: with streaming and with dynamic sampling.
+        """
+        if self.ranks.world > 1 and self.spec.overlap.intra_step == "off" and not self.spec.ppo.dynamic_sampling:
+            move_sequences(rows, balance_rows(rows, self.ranks.world), self.ranks)
+
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Sequences to send to the scorers: all (`intra_step: per_chunk`), otherwise finished ones only."""
-        return [s for s in sequences if s.finished or self.spec.overlap.intra_step == "per_chunk"]
+        """Sequences to send to this rank's scorers: all of its own (`intra_step: per_chunk`), otherwise finished ones only."""
+        return [s for s in self.local(sequences) if s.finished or self.spec.overlap.intra_step == "per_chunk"]

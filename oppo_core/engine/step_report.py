@@ -42,14 +42,14 @@ def finish_step(
 ) -> None:
     """Report a finished step and update Δ, C and the KL coefficient for the next one. `window`: its start and end."""
     progress, spec = engine.progress, engine.spec
-    tokens = int(experience.mask.sum())
+    tokens = experience.batch.tokens
     engine.moments = experience.moments
     if progress.step > progress.nonfinite_at:
         progress.nonfinite_row = 0
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()
-    tail_rows = max(1, int(TAIL_SHARE * engine.pool.capacity))
+    tail_rows = max(1, int(TAIL_SHARE * engine.pool.capacity / engine.ranks.world))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | _step_metrics(engine, batch, experience) | trace.metrics(tokens)
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
@@ -66,7 +66,9 @@ def finish_step(
         engine.journal.write("spans", **spans_event, trained=trained)
     report_shrunk_passes(engine)
     _write_samples(engine, experience)
-    _run_controllers(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+    # The ranks' clocks differ, and all must choose the same chunk size.
+    seconds = engine.ranks.total([window[1] - window[0] - metrics.get("timing_s/eval", 0.0)])[0] / engine.ranks.world
+    _run_controllers(engine, experience, seconds / tokens)
 
 
 def _health(metrics: dict[str, float]) -> Health:
@@ -82,7 +84,7 @@ def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) ->
     seconds = metrics.get("timing_s/update_actor", 0.0) + metrics.get("timing_s/adv", 0.0)
     if engine.hardware.flops_per_s is None or not seconds:
         return {}
-    tokens = sum(len(s.prompt) + s.length for s in batch.sequences) * engine.spec.ppo.epochs
+    tokens = sum(len(s.prompt) + s.length for s in engine.local(batch.sequences)) * engine.spec.ppo.epochs
     operations = (4 if engine.spec.models.lora is not None else 6) * engine.parameters * tokens
     return {"perf/mfu/actor": operations / (seconds * engine.hardware.flops_per_s)}
 
@@ -132,16 +134,15 @@ def _step_metrics(engine: Engine, batch: StepState, experience: Experience) -> d
     """Metrics of the batch and the pool (docs/metrics.md), without times."""
     progress, spec = engine.progress, engine.spec
     metrics = experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
-    overcommit, deferred = engine.ranks.total([engine.pool.overcommit, len(engine.pool.sequences)])
-    metrics |= overlap_metrics(experience, overcommit, engine.chunk.current, deferred, engine.cohorts)
+    pool = engine.pool
+    metrics |= overlap_metrics(experience, pool.overcommit, engine.chunk.current, len(pool.sequences), engine.cohorts)
     if spec.ppo.has_critic:
         metrics |= value_metrics(experience)
     else:
         metrics["oppo/uniform_groups"] = float(uniform_groups(experience.scores, spec.ppo.group_size))
-        metrics["oppo/replaced_groups"] = engine.ranks.total([batch.replaced])[0]
+        metrics["oppo/replaced_groups"] = float(batch.replaced)
     if spec.overlap.inter_step == "tail_batch":
-        tail = tail_batch_metrics(engine.pool)
-        metrics |= dict(zip(tail, engine.ranks.total(tail.values()), strict=True))
+        metrics |= tail_batch_metrics(engine.pool)
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.capacity)
     return metrics | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
@@ -157,22 +158,27 @@ def _counters(engine: Engine, batch: StepState, start: float) -> dict[Counter, S
 
 
 def _write_samples(engine: Engine, experience: Experience) -> None:
-    if not engine.ranks.first:
-        return
+    """Write the first rows of the batch. Each rank sends its own to rank 0."""
     rows = []
-    for index, sequence in enumerate(experience.sequences[: engine.spec.logging.samples_per_step]):
-        stale = int(experience.stale[index].sum())
+    for row, (place, sequence) in enumerate(zip(experience.batch.places, experience.sequences, strict=True)):
+        if place >= engine.spec.logging.samples_per_step:
+            break
+        stale = int(experience.stale[row].sum())
         rows.append(
             {
                 **engine.sampled_prompt(sequence), "sequence_id": sequence.sequence_id,
                 "response": engine.codec.decode(sequence.response),
                 "stale_response": engine.codec.decode(sequence.response[:stale]),
-                "ending": sequence.ending,
-                "score": float(experience.scores[index]), "kl": float(experience.kl[index].sum()), "length": sequence.length,
+                "ending": sequence.ending, "score": float(experience.scores[place]),
+                "kl": float(experience.kl_sums[place]), "length": sequence.length,
                 "age": sequence.age, "versions": (sequence.token_versions[0], sequence.token_versions[-1]),
             }
         )  # fmt: skip
-    write_samples(engine, rows)
+    if engine.ranks.world > 1:
+        payloads = engine.ranks.all_gather(json.dumps(rows).encode())
+        rows = sorted((row for payload in payloads for row in json.loads(payload)), key=lambda row: int(row["sequence_id"]))
+    if engine.ranks.first:
+        write_samples(engine, rows)
 
 
 def write_samples(engine: Engine, rows: list[dict[str, Any]]) -> None:
@@ -196,7 +202,7 @@ def _run_controllers(engine: Engine, experience: Experience, seconds_per_token: 
         _write_choice(engine, "overcommit", decision)
     _write_choice(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
     if spec.ppo.kl.controller == "adaptive":
-        per_token = float(experience.kl[experience.mask].mean())
+        per_token = float(experience.kl_sums.sum()) / experience.batch.tokens
         progress.kl_coefficient = adapted_kl_coefficient(
             progress.kl_coefficient, per_token, spec.ppo.kl.target, spec.ppo.rows, spec.ppo.kl.horizon
         )

@@ -49,6 +49,8 @@ def pass_costs(network: Network) -> PassCosts:
 
 
 CPU_COSTS = PassCosts()
+# The shortest row that can be trained: tokens and prompt lengths of a prompt and a response of one token each.
+ONE_TOKEN = ([np.zeros(2, dtype=np.int64)], [1])
 
 
 def ragged_batches(

@@ -22,7 +22,7 @@ from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.host_device import to_device
-from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
+from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import restore_weights, save_actor, save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
@@ -215,14 +215,17 @@ class ActorTrainer:
         Yields nothing during critic warm-up.
         """
         for epoch in range(0 if self.is_critic_warmup(step) else self.ppo.epochs):
-            for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
-                total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
+            batch = experience.batch.sequences
+            row_at = {place: row for row, place in enumerate(experience.batch.places)}
+            for number, places in enumerate(self._mini_batches(len(batch), step, epoch)):
+                rows = [row_at[place] for place in places if place in row_at]
+                total = sum(batch[place].length for place in places)
                 late = rows if early is None else [row for row in rows if row not in early.rows]
                 with self.ranks.raise_on_all(NonFiniteError):
-                    divisor = self._loss_divisor(rows, total)
+                    divisor = total if self.ppo.loss_aggregation == "token_mean" else len(places)
                     add = partial(self._add_gradients, experience, late, kl_coefficient, divisor, sums, step, number)
                     self.budget.run("the actor's update", add)
-                    self.optimizer.pad_passes()
+                    self.optimizer.pad_passes(self._shortest_pass)
                 self._add_early(early, sums)
                 sums.tokens += total
                 sums.divisor += divisor
@@ -274,9 +277,8 @@ class ActorTrainer:
         self._retained = None
         return {"actor/lr": self.optimizer.rates.at(step)}
 
-    def _mini_batches(self, own: list[int], step: int, epoch: int) -> list[list[int]]:
-        parts = mini_batch_rows(len(own), self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
-        return [[own[place] for place in part] for part in parts]
+    def _mini_batches(self, rows: int, step: int, epoch: int) -> list[list[int]]:
+        return mini_batch_rows(rows, self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
 
     def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
         """`actor/*` metrics of PPO step `step`, from token sums and the gradient norms of its optimizer steps.
@@ -344,7 +346,9 @@ class ActorTrainer:
         return loss
 
     def _loss_scale(self, rows: list[int], experience: Experience, like: Tensor) -> Tensor:
-        """Factor [M] of each token's loss; `_loss_divisor` divides their sum (`ppo.loss_aggregation`)."""
+        """Factor [M] of each token's loss; their sum is divided by the mini-batch's tokens or responses
+        (`ppo.loss_aggregation`).
+        """
         lengths = experience.mask.sum(-1, keepdim=True).double()
         scale = {
             "token_mean": torch.ones_like(lengths),
@@ -352,10 +356,6 @@ class ActorTrainer:
             "token_sum": torch.full_like(lengths, 1 / self.max_new_tokens),
         }[self.ppo.loss_aggregation]
         return _tokens_of(scale.expand_as(experience.mask), rows, experience.mask, like)
-
-    def _loss_divisor(self, rows: list[int], tokens: int) -> int:
-        """Divisor of a mini-batch's loss: its tokens or its responses, of all ranks. `rows`: this rank's."""
-        return tokens if self.ppo.loss_aggregation == "token_mean" else len(rows) * self.ranks.world
 
     def policy_losses(
         self, rows: list[int], experience: Experience, logp: Tensor, advantages: Tensor
@@ -385,6 +385,10 @@ class ActorTrainer:
             )
             terms.append(kl_coefficient * weights * kl_estimate(logp, reference, self.ppo.kl.estimator))
         return torch.stack(terms).sum(0) if terms else None
+
+    def _shortest_pass(self, network: Network) -> tuple[Tensor, Tensor]:
+        """The pass that a rank makes where other ranks have more rows."""
+        return self._forward(network, ONE_TOKEN, [])
 
     def _forward(
         self, network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], support: Support

@@ -20,7 +20,7 @@ from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import load_trained_weights, size_and_adapters, trained_weights
 from oppo_core.models.host_device import to_device
-from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
+from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
@@ -40,9 +40,14 @@ WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class CriticUpdate:
-    """Targets for sequences that the scorers hold: returns and step-start values, one array per sequence."""
+    """Targets for sequences that the scorers hold: returns and step-start values, one array per sequence.
+
+    `places`: where they are in the batch of all ranks, which has `batch` rows.
+    """
 
     step: int
+    batch: int
+    places: list[int]
     sequence_ids: list[int]
     prompt_lengths: list[int]
     returns: list[NDArray[np.float64]]
@@ -53,6 +58,7 @@ class CriticUpdate:
         rows = [row for row, sequence_id in enumerate(self.sequence_ids) if sequence_id not in sequence_ids]
         return replace(
             self,
+            places=[self.places[row] for row in rows],
             sequence_ids=[self.sequence_ids[row] for row in rows],
             prompt_lengths=[self.prompt_lengths[row] for row in rows],
             returns=[self.returns[row] for row in rows],
@@ -63,10 +69,11 @@ class CriticUpdate:
 def build_critic_update(experience: Experience, step: int) -> CriticUpdate:
     """The critic's targets of a step: this rank's rows without padding."""
     e, lengths = experience, experience.mask.sum(-1).tolist()
-    ids = [e.sequences[row].sequence_id for row in e.own]
-    returns = [e.returns[row, : lengths[row]].numpy() for row in e.own]
-    values = [e.values[row, : lengths[row]].numpy() for row in e.own]
-    return CriticUpdate(step, ids, [e.prompt_lengths[row] for row in e.own], returns, values)
+    ids = [sequence.sequence_id for sequence in e.sequences]
+    returns, values = (
+        [row[:length].numpy() for row, length in zip(column, lengths, strict=True)] for column in (e.returns, e.values)
+    )
+    return CriticUpdate(step, len(e.batch.sequences), e.batch.places, ids, e.prompt_lengths, returns, values)
 
 
 @dataclass(slots=True)
@@ -126,14 +133,16 @@ class CriticTrainer:
         self, tokens: list[NDArray[np.int64]], update: CriticUpdate, retained: RetainedForward | None, sums: ValueSums
     ) -> Generator[None]:  # fmt: skip
         """Yield after the gradients of each optimizer step; the caller must take the step before resuming."""
+        row_at = {place: row for row, place in enumerate(update.places)}
         for epoch in range(self.ppo.epochs):
-            for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, update.step, epoch):
+            for places in mini_batch_rows(update.batch, self.ppo.mini_batches, self.seed, update.step, epoch):
+                rows = [row_at[place] for place in places if place in row_at]
                 mine = sum(len(update.returns[r]) for r in rows) + self._early_sums.tokens
                 total = int(self.ranks.total([mine])[0])
                 with self.ranks.raise_on_all(NonFiniteError):
                     add = partial(self._add_gradients, tokens, update, rows, total, retained)
                     loss, clipped = self.budget.run("the critic's update", add)
-                    self.optimizer.pad_passes()
+                    self.optimizer.pad_passes(partial(_values, rows=ONE_TOKEN, packs=False))
                 self._add_early(total, sums)
                 sums.loss, sums.clipped, sums.tokens = sums.loss + loss, sums.clipped + clipped, sums.tokens + total
                 yield

@@ -6,6 +6,7 @@ importance weights and the proximal policy (docs/algorithm.md). Rewards and adva
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -15,6 +16,8 @@ LOG_RATIO_LIMIT = 20.0
 WHITEN_EPS = 1e-8
 KlEstimator = Literal["k1", "k2", "k3", "k3+"]
 Outside = Literal["clamp", "mask", "reject"]
+Whitening = tuple[float, float]  # mean of all tokens' values, and the factor that scales them to unit variance
+UNCHANGED: Whitening = (0.0, 1.0)
 
 
 def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) -> Tensor:
@@ -36,17 +39,17 @@ def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) ->
     return k2 + (k3 - k2).detach()
 
 
-def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
-    """Per-token rewards [B, T]: −coefficient × KL per token, plus the score on the last token."""
-    rewards = -coefficient * kl_BT * mask_BT
-    last = mask_BT.long().sum(-1) - 1
-    rewards[torch.arange(len(scores_B)), last] += scores_B
+def shape_rewards(scores_N: Tensor, kl_NT: Tensor, mask_NT: Tensor, coefficient: float) -> Tensor:
+    """Per-token rewards [N, T]: −coefficient × KL per token, plus the score on the last token."""
+    rewards = -coefficient * kl_NT * mask_NT
+    last = mask_NT.long().sum(-1) - 1
+    rewards[torch.arange(len(scores_N)), last] += scores_N
     return rewards
 
 
-def scale_to_unit_variance(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def scale_to_unit_variance(rewards_BT: Tensor, mask_BT: Tensor, whitening: Whitening) -> Tensor:
     """Scale to unit (unbiased) variance over all tokens of the batch, keeping the mean; masked entries are unchanged."""
-    mean, scale = whitening(rewards_BT, mask_BT)
+    mean, scale = whitening
     return torch.where(mask_BT, (rewards_BT - mean) * scale + mean, rewards_BT)
 
 
@@ -67,17 +70,15 @@ def gae(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, la
     return advantages, (advantages + values) * mask
 
 
-def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def whiten(values_BT: Tensor, mask_BT: Tensor, whitening: Whitening) -> Tensor:
     """Zero mean, unit (unbiased) variance over all tokens of the batch; one token alone becomes 0."""
-    mean, scale = whitening(values_BT, mask_BT)
+    mean, scale = whitening
     return (values_BT - mean) * scale * mask_BT
 
 
-def whitening(values_BT: Tensor, mask_BT: Tensor) -> tuple[float, float]:
-    """Mean of the masked values, and the factor that scales them to unit variance."""
-    chosen = values_BT[mask_BT]
-    variance = chosen.var(unbiased=True) if chosen.numel() > 1 else torch.zeros((), dtype=values_BT.dtype)
-    return float(chosen.mean()), float(torch.rsqrt(variance + WHITEN_EPS))
+def unit_scale(variance: float) -> float:
+    """The factor that scales values of this variance to unit variance."""
+    return 1 / math.sqrt(variance + WHITEN_EPS)
 
 
 def importance_weights(
@@ -98,12 +99,6 @@ def importance_weights(
         mean = torch.exp((log_ratio * corrected).sum(-1) / corrected.sum(-1).clamp_min(1))
         return weights * ((mean >= low) & (mean <= high))[:, None]
     return weights
-
-
-def effective_sample_share(weights: Tensor) -> float:
-    """(Σw)² / (n Σw²): 1 when all weights are equal, 0 when all are 0."""
-    squares = float(weights.square().sum())
-    return float(weights.sum().square()) / (weights.numel() * squares) if squares else 0.0
 
 
 def policy_loss(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
+from oppo_core.ppo.batch_rows import BatchRows
 from oppo_core.ppo.losses import WHITEN_EPS
 from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
@@ -39,16 +40,17 @@ class ScoreMoments:
         return ScoreMoments(count, self.mean + delta * share, self.squares + squares + delta * delta * self.count * share)
 
 
-def raw_scores(batch: list[Sequence], scored: list[Scored]) -> Tensor:
-    """Scores from the reward model or rule, [B] float64.
+def raw_scores(rows: BatchRows, scored: list[Scored]) -> Tensor:
+    """Scores of all rows from the reward model or rule, [B] float64. `scored`: this rank's rows. Collective.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    for sequence, row in zip(batch, scored, strict=True):
-        if not math.isfinite(row.score):
-            raise NonFiniteError(f"the score of sequence {sequence.sequence_id} is {row.score}; look at the reward model or rule")
-    return torch.tensor([row.score for row in scored], dtype=torch.float64)
+    raw_B = rows.gather(torch.tensor([row.score for row in scored], dtype=torch.float64))
+    for sequence, score in zip(rows.sequences, raw_B.tolist(), strict=True):
+        if not math.isfinite(score):
+            raise NonFiniteError(f"the score of sequence {sequence.sequence_id} is {score}; look at the reward model or rule")
+    return raw_B
 
 
 def shaped_scores(raw_B: Tensor, batch: list[Sequence], ppo: Ppo, moments: ScoreMoments) -> Tensor:

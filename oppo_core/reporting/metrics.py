@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -10,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.ppo.batch_rows import BatchRows
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.losses import LOG_RATIO_LIMIT, effective_sample_share
+from oppo_core.ppo.losses import LOG_RATIO_LIMIT
 from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
@@ -52,28 +54,28 @@ def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def experience_metrics(experience: Experience, kl_coefficient: float, max_new_tokens: int) -> dict[str, float]:
-    """Metrics of the batch itself: scores, rewards, KL, advantages, lengths."""
-    mask, e = experience.mask, experience
-    lengths = mask.sum(-1).double().numpy()
-    prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
-    kl_B = e.kl.sum(-1)
+    """Metrics of the batch itself: scores, rewards, KL, advantages, lengths. Collective."""
+    e, batch = experience, experience.batch
+    lengths = np.asarray([s.length for s in batch.sequences], dtype=np.float64)
+    prompts = np.asarray([len(s.prompt) for s in batch.sequences], dtype=np.float64)
+    repeated_B = batch.gather(torch.tensor([repetition(s.response) for s in e.sequences], dtype=torch.float64))
     metrics = spread("critic/raw_score", e.raw_scores.numpy())
     metrics |= {"critic/raw_score/running_mean": e.moments.mean, "critic/raw_score/running_std": e.moments.deviation}
-    metrics |= spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
-    metrics |= spread("critic/advantages", e.advantages[mask].to(torch.float64).numpy())
+    metrics |= spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.reward_sums.numpy())
+    metrics |= batch.spread("critic/advantages", e.advantages[e.mask])
     metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
-    endings = [s.ending for s in e.sequences]
+    endings = [s.ending for s in batch.sequences]
     return metrics | {
-        "response/repetition": float(np.mean([repetition(s.response) for s in e.sequences])),
+        "response/repetition": float(repeated_B.mean()),
         "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
         **{f"response_ended/{how}": endings.count(how) / len(endings) for how in ("eos", "stop", "length")},
-        "objective/kl": float(kl_B.mean()),
-        "objective/kl_per_token": float(e.kl[mask].mean()),
+        "objective/kl": float(e.kl_sums.mean()),
+        "objective/kl_per_token": float(e.kl_sums.sum()) / batch.tokens,
         "objective/kl_coefficient": kl_coefficient,
         "objective/scores": float(e.scores.mean()),
-        "objective/rlhf_reward": float(e.rewards.sum(-1).mean()),
-        "objective/non_score_reward": float((e.rewards.sum(-1) - e.scores).mean()),
+        "objective/rlhf_reward": float(e.reward_sums.mean()),
+        "objective/non_score_reward": float((e.reward_sums - e.scores).mean()),
     }
 
 
@@ -86,25 +88,27 @@ def repetition(tokens: list[int]) -> float:
     return 1 - len(np.unique(hashes)) / len(hashes)
 
 
-def part_metrics(scored: list[Scored]) -> dict[str, float]:
-    """Raw scores of each reward source, if there are several, numbered from 0 as in the spec.
+def part_metrics(rows: BatchRows, scored: list[Scored], sources: int) -> dict[str, float]:
+    """Raw scores of each of the reward's `sources`, if there are several, numbered from 0 as in the spec. Collective.
 
-    Also the prefix-cache hit rate of vLLM reward models.
+    Also the prefix-cache hit rate of vLLM reward models. `scored`: this rank's rows.
     """
-    columns = list(zip(*(row.parts for row in scored), strict=True))
-    read, hits = (sum(row.cached[place] for row in scored) for place in (0, 1))
-    metrics = {"oppo/reward_cached_share": hits / read} if read else {}
-    for number, column in enumerate(columns if len(columns) > 1 else []):
-        metrics |= spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64))
+    columns = sources if sources > 1 else 0
+    own = torch.tensor([(*row.cached, *row.parts[:columns]) for row in scored], dtype=torch.float64)
+    read, hits, *parts = rows.gather(own.view(len(scored), 2 + columns)).T
+    metrics = {"oppo/reward_cached_share": float(hits.sum() / read.sum())} if read.sum() else {}
+    for number, part in enumerate(parts):
+        metrics |= spread(f"critic/score_part/{number}", part.numpy())
     return metrics
 
 
 def value_metrics(experience: Experience) -> dict[str, float]:
-    """Returns, the critic's values, and the variance they explain."""
+    """Returns, the critic's values, and the variance they explain. Collective."""
     returns, values = (column[experience.mask] for column in (experience.returns, experience.values))
-    variance = returns.var(unbiased=False)
-    explained = float(1 - (returns - values).var(unbiased=False) / variance) if variance > 0 else float("nan")
-    metrics = spread("critic/returns", returns.double().numpy()) | spread("critic/values", values.double().numpy())
+    batch = experience.batch
+    variance, unexplained = batch.variance(returns), batch.variance(returns - values)
+    explained = 1 - unexplained / variance if variance > 0 else float("nan")
+    metrics = batch.spread("critic/returns", returns) | batch.spread("critic/values", values)
     return metrics | {"critic/vf_explained_var": explained}
 
 
@@ -123,29 +127,29 @@ def tail_batch_metrics(pool: Pool) -> dict[str, float]:
 def overlap_metrics(
     experience: Experience, overcommit: float, chunk_size: int, deferred: float, cohorts: Cohorts
 ) -> dict[str, float]:
-    """Effects of deferral on this batch: ages, staleness, effective sample size, length bias."""
-    mask, stale = experience.mask, experience.stale
-    drift = (experience.proximal_logp - experience.behaviour_logp).abs()
-    log_ratio = (experience.proximal_logp - experience.behaviour_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ages = [s.age for s in experience.sequences]
-    mean_length = float(mask.sum(-1).double().mean())
+    """Effects of deferral on this batch: ages, staleness, effective sample size, length bias. Collective."""
+    mask, stale, batch = experience.mask, experience.stale, experience.batch
+    signed = (experience.proximal_logp - experience.behaviour_logp)[mask]
+    drift, log_ratio, weights = signed.abs(), signed.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), experience.weights[mask]
+    is_stale = stale[mask]
+    ages = [s.age for s in batch.sequences]
     metrics = {
         "oppo/overcommit": float(overcommit),
         "oppo/chunk_size": float(chunk_size),
         "oppo/deferred": float(deferred),
         "oppo/deferred_share": sum(age > 0 for age in ages) / len(ages),
-        "oppo/deferred_token_share": float(stale.sum() / mask.sum()),
+        "oppo/deferred_token_share": batch.mean(is_stale),
         "oppo/age_max": float(max(ages)),
         "oppo/age_mean": float(np.mean(ages)),
         # Schulman's k3 estimate of KL(behaviour ‖ proximal), over tokens that the behaviour policy sampled.
-        "oppo/mismatch_kl": float((torch.exp(log_ratio) - 1 - log_ratio)[mask].mean()),
-        "oppo/mismatch_ratio_max": float(torch.exp(log_ratio[mask].abs().max())),
-        "oppo/masked_share": float((experience.weights[mask] == 0).double().mean()),
-        "oppo/ess": effective_sample_share(experience.weights[mask]),
-        "oppo/length_bias": mean_length / cohorts.newest_mean if cohorts.newest_mean else float("nan"),
+        "oppo/mismatch_kl": batch.mean(torch.exp(log_ratio) - 1 - log_ratio),
+        "oppo/mismatch_ratio_max": math.exp(batch.largest(log_ratio.abs())),
+        "oppo/masked_share": batch.mean(weights == 0),
+        "oppo/ess": batch.effective_share(weights),
+        "oppo/length_bias": batch.tokens / len(ages) / cohorts.newest_mean if cohorts.newest_mean else float("nan"),
     }
-    for name, chosen in (("fresh", mask & ~stale), ("stale", stale)):
-        if bool(chosen.any()):
-            metrics[f"oppo/behaviour_prox_kl/{name}_mean"] = float(drift[chosen].mean())
-            metrics[f"oppo/behaviour_prox_kl/{name}_max"] = float(drift[chosen].max())
+    for name, chosen in (("fresh", ~is_stale), ("stale", is_stale)):
+        mean, largest = batch.mean(drift[chosen]), batch.largest(drift[chosen])
+        if math.isfinite(mean):
+            metrics |= {f"oppo/behaviour_prox_kl/{name}_mean": mean, f"oppo/behaviour_prox_kl/{name}_max": largest}
     return metrics

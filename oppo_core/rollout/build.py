@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import RunSpec
-from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.pool import Pool
-from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokenizer import TextCodec
 
 
-def build_pool(spec: RunSpec, ranks: Ranks = SINGLE) -> Pool:
-    """An empty pool for a rank's share of the batch; its class depends on `overlap.inter_step`."""
+def build_pool(spec: RunSpec) -> Pool:
+    """An empty pool; its class depends on `overlap.inter_step`."""
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
-    share = spec.ppo.batch_size // ranks.world
-    return kind(share, spec.overlap.max_age, spec.ppo.group_size, sharding=PromptSharding(ranks.rank, ranks.world))
+    return kind(spec.ppo.batch_size, spec.overlap.max_age, spec.ppo.group_size)
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:

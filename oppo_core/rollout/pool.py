@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sequence import Sequence
 
 Group = list[Sequence]
@@ -25,7 +24,11 @@ class Pool:
     """Sequences in flight in FIFO order: oldest group first, by sequence_id.
 
     `overcommit` is the Δ of the current step. `queue` and `discarded` are used only by tail batching
-    (`oppo_core/rollout/tail_batch.py`). Each rank has its own pool for its part of the batch; `sharding` assigns it groups.
+    (`oppo_core/rollout/tail_batch.py`). `next_group` is the number of the next group to start. `skipped`: lower numbers that
+    were never started and come first; only in runs resumed from a checkpoint of several ranks before format 7.
+
+    There is one pool for all ranks. Every rank has an equal copy, in which sequences of other ranks have a length, but no tokens
+    (`Sequence.remote_length`).
     """
 
     batch_size: int
@@ -35,7 +38,8 @@ class Pool:
     overcommit: int = 0
     queue: list[Sequence] = field(default_factory=list)
     discarded: list[Sequence] = field(default_factory=list)
-    sharding: PromptSharding = field(default_factory=PromptSharding)
+    next_group: int = 0
+    skipped: list[int] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -49,8 +53,8 @@ class Pool:
 
     @property
     def started(self) -> int:
-        """Sequences that this pool has started."""
-        return self.sharding.taken * self.group_size
+        """Sequences started so far."""
+        return (self.next_group - len(self.skipped)) * self.group_size
 
     @property
     def unconsumed(self) -> int:
@@ -70,7 +74,10 @@ class Pool:
         return fresh
 
     def _next_ids(self) -> range:
-        number = self.sharding.take()
+        if self.skipped:
+            number = self.skipped.pop(0)
+        else:
+            number, self.next_group = self.next_group, self.next_group + 1
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def unfinished(self) -> list[Sequence]:

@@ -24,6 +24,9 @@ class Sequence:
     else none. `stale_logprobs`: log-probs of earlier steps' tokens under this step's weights, where the decoder
     `scores_stale_tokens`. `kept_version`: the policy version that computed the oldest entries of its KV cache when the cache is
     kept across updates (`kv_after_update: keep`), else None. `cohort`: the policy version at which it was started.
+
+    `rank`: the one that decodes it and has its tokens; None before it is placed, and in a run of one rank. `remote_length`: on
+    the other ranks, which have no tokens of it, the number of its response tokens so far; else None.
     """
 
     sequence_id: int
@@ -40,11 +43,13 @@ class Sequence:
     kept_version: int | None = None
     support: Support = field(default_factory=list)
     stale_logprobs: list[float] = field(default_factory=list)
+    rank: int | None = None
+    remote_length: int | None = None
 
     @property
     def length(self) -> int:
         """Response tokens so far."""
-        return len(self.response)
+        return len(self.response) if self.remote_length is None else self.remote_length
 
     @property
     def ending(self) -> Ending | None:

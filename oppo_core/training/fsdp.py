@@ -63,7 +63,6 @@ class FsdpBackend(EqualizedPasses):
         """Without gradients the full network is used, so no collective runs."""
         if not torch.is_grad_enabled():
             return compute(self._whole)
-        self._latest = compute
         # FSDP's backward hook sits on the output tensors; a view of an output would bypass it.
         with self.ranks.rank_errors("a forward pass"):
             return cast(Outputs, self._module(lambda within: tuple(output.clone() for output in compute(within))))

@@ -97,7 +97,7 @@ class Optimizer:
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def pad_passes(self) -> None:
+    def pad_passes(self, compute: Callable[[Network], Outputs]) -> None:
         """No-op: passes contain no collectives."""
 
     def fault(self, reason: str) -> None:
@@ -117,7 +117,11 @@ class Optimizer:
 
     def clip(self, step: int, role: str) -> float:
         """All-reduce and clip gradients; returns the norm before clipping. Raises NonFiniteError if it is not finite."""
-        self.ranks.all_reduce([master.grad for master in self.masters if master.grad is not None])
+        if self.ranks.world > 1:
+            for master in self.masters:  # of a rank without rows of this mini-batch
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+            self.ranks.all_reduce([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
             raise nonfinite_error(role, norm, step)

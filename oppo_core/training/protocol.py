@@ -42,8 +42,8 @@ class TrainingBackend(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of this rank's part of the loss; the sum over the ranks is the mini-batch's loss."""
 
-    def pad_passes(self) -> None:
-        """Add the passes that other ranks still have to make, with a loss of zero."""
+    def pad_passes(self, compute: Callable[[Network], Outputs]) -> None:
+        """Add the passes that other ranks still have to make: `compute`, with a loss of zero."""
 
     def fault(self, reason: str) -> None:
         """Report a loss that is not finite. Raises NonFiniteError here, or in `apply` on every rank."""

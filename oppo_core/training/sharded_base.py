@@ -30,8 +30,8 @@ class PassThroughModule(nn.Module):
 class EqualizedPasses(ABC):
     """A backend whose passes contain collectives, so every rank must make the same number of them.
 
-    A rank with fewer backward passes than the others repeats its latest one with a loss of zero. A loss that is not finite is
-    recorded, and every rank raises before the optimizer step.
+    A rank with fewer backward passes than the others adds short ones with a loss of zero. A loss that is not finite is recorded,
+    and every rank raises before the optimizer step.
     """
 
     def __init__(self, network: Network, ranks: Ranks) -> None:
@@ -40,11 +40,10 @@ class EqualizedPasses(ABC):
         self._whole = network
         self._due = 0  # backward passes left before the next step
         self._fault = ""
-        self._latest: Callable[[Network], tuple[Tensor, ...]] | None = None
 
     @abstractmethod
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """As in `TrainingBackend`; with gradients enabled, records `compute` as the latest pass."""
+        """As in `TrainingBackend`."""
 
     @abstractmethod
     def backward(self, loss: Tensor) -> None:
@@ -54,11 +53,10 @@ class EqualizedPasses(ABC):
         """Set the number of passes to the maximum over the ranks."""
         self._due = max(int(count) for count in self.ranks.all_gather(str(passes).encode()))
 
-    def pad_passes(self) -> None:
-        """Repeat the latest pass with a loss of zero until this rank has made as many passes as the others."""
+    def pad_passes(self, compute: Callable[[Network], Outputs]) -> None:
+        """Run `compute` with a loss of zero until this rank has made as many passes as the others."""
         while self._due:
-            assert self._latest is not None, "a rank has no rows of its own"
-            self.backward(self.forward(self._latest, self._whole)[0].sum() * 0.0)
+            self.backward(self.forward(compute, self._whole)[0].sum() * 0.0)
 
     def fault(self, reason: str) -> None:
         """Record the first fault; `raise_faults` raises it on every rank."""

@@ -74,7 +74,6 @@ class ZeroBackend(EqualizedPasses):
         """Without gradients the full network is used, so no collective runs."""
         if not torch.is_grad_enabled():
             return compute(self._whole)
-        self._latest = compute
         with _using_linear(self._linear), self.ranks.rank_errors("a forward pass"):
             return cast(Outputs, self._engine(compute))
 

@@ -1,1 +1,1 @@
-"""The update half of a PPO step: update strategies, gathering the batch of all ranks, and non-finite steps."""
+"""The update half of a PPO step: update strategies, update overlap, and non-finite steps."""

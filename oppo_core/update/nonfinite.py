@@ -66,7 +66,7 @@ class SkippingUpdate(PlainUpdate):
         actor = actor_trainer(engine).stepwise(experience, version, engine.progress.kl_coefficient)
         self.prepare_critic(engine, experience, version)
         while True:
-            actor_pause, critic_pause = self._advance(engine, actor, len(experience.own))
+            actor_pause, critic_pause = self._advance(engine, actor, len(experience.sequences))
             fault = actor_pause.fault or critic_pause.fault
             if fault is not None:
                 actor.discard()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.losses import whitening
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.early import EarlyBatch, EarlyTrainerProtocol
 from oppo_core.update.strategies import PlainUpdate, actor_trainer
@@ -43,7 +42,7 @@ class OverlappedUpdate(PlainUpdate):
         """Train answers that are certain to be in the batch, shortest first, up to the token limit."""
         early, chosen = self.early, list[Sequence]()
         room = EARLY_TOKENS_PER_ROUND * engine.decoder.rounds - self.tokens
-        for sequence in sorted(engine.pool.certain(finishers), key=lambda s: (s.length, s.sequence_id)):
+        for sequence in sorted(engine.local(engine.pool.certain(finishers)), key=lambda s: (s.length, s.sequence_id)):
             if sequence.sequence_id not in early and sequence.length <= room:
                 chosen.append(sequence)
                 room -= sequence.length
@@ -62,10 +61,8 @@ class OverlappedUpdate(PlainUpdate):
 
     def train_actor(self, engine: Engine, experience: Experience, version: int) -> dict[str, float]:
         """Train the actor on the remaining rows and add the gradients of the early ones."""
-        ppo, mask = engine.spec.ppo, experience.mask
-        mean, scale = whitening(experience.raw_advantages, mask) if ppo.whiten_advantages else (0.0, 1.0)
-        early = self.early
-        rows = [row for row in experience.own if experience.sequences[row].sequence_id in early]
-        part = self.gradients.combine(rows, mean, scale, int(mask.sum()))
-        with engine.trace.span("actor", "update-actor", rows=len(experience.own) - len(rows)):
+        (mean, scale), early = experience.whitening, self.early
+        rows = [row for row, sequence in enumerate(experience.sequences) if sequence.sequence_id in early]
+        part = self.gradients.combine(rows, mean, scale, experience.batch.tokens)
+        with engine.trace.span("actor", "update-actor", rows=len(experience.sequences) - len(rows)):
             return actor_trainer(engine).update(experience, version, engine.progress.kl_coefficient, part)

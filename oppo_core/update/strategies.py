@@ -7,19 +7,19 @@ tail is still decoded; `oppo_core/update/nonfinite.py` can skip a non-finite ste
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import build_critic_update
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.scored import Scored
 from oppo_core.reporting.metrics import part_metrics
 from oppo_core.rollout.sequence import Sequence, Support
-from oppo_core.update.gather_batch import GatheredBatch, gather_batch
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
@@ -36,7 +36,7 @@ class PlainUpdate:
 
     def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         experience, parts = compute_experience(engine, trained, version, self.early)
-        with engine.trace.span("actor", "advantages", rows=len(trained)):
+        with engine.trace.span("actor", "advantages", rows=len(experience.sequences)):
             update = build_critic_update(experience, version)
         engine.scorers.start_critic_update(update)
         critic_metrics = wait_for_critic(engine) if engine.serialize_updates else {}
@@ -51,7 +51,7 @@ class PlainUpdate:
 
     def train_actor(self, engine: Engine, experience: Experience, version: int) -> dict[str, float]:
         """Update the actor; returns `actor/*` metrics."""
-        with engine.trace.span("actor", "update-actor", rows=len(experience.own)):
+        with engine.trace.span("actor", "update-actor", rows=len(experience.sequences)):
             return engine.actor.update(experience, version, engine.progress.kl_coefficient)
 
 
@@ -71,7 +71,7 @@ class CriticFreeUpdate(PlainUpdate):
 
     def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         experience, parts = compute_experience(engine, trained, version)
-        engine.scorers.release([s.sequence_id for s in trained])
+        engine.scorers.release([s.sequence_id for s in engine.local(trained)])
         return experience, self.train_actor(engine, experience, version) | parts
 
 
@@ -84,8 +84,8 @@ def compute_experience(
 
     `early`: sequence_ids whose proximal log-probs the scorers have computed.
     """
-    scorers, trace = engine.scorers, engine.trace
-    ids, late = [s.sequence_id for s in trained], [s for s in trained if s.sequence_id not in early]
+    scorers, trace, own = engine.scorers, engine.trace, engine.local(trained)
+    ids, late = [s.sequence_id for s in own], [s for s in own if s.sequence_id not in early]
     scorers.start_collect(ids)
     scorers.forward_critic(ids)
     with trace.span("actor", "actor-forward", rows=len(late)):
@@ -94,16 +94,18 @@ def compute_experience(
         scored = scorers.wait_collect()
     known = [scored[i].proximal_logprobs for i in ids]
     proximal = [next(computed) if logprobs is None else torch.from_numpy(logprobs) for logprobs in known]
-    batch = gather_batch(engine, trained, proximal, [scored[i] for i in ids])
+    engine.on_any_rank(False)  # statistics over all rows wait for the slowest rank
     with trace.span("actor", "advantages", rows=len(ids)):
-        return build_gathered_experience(engine, batch, version), part_metrics(batch.scored)
+        return build_step_experience(engine, trained, proximal, [scored[i] for i in ids], version)
 
 
-def build_gathered_experience(engine: Engine, batch: GatheredBatch, version: int) -> Experience:
-    """`Experience` of the batch of all ranks."""
+def build_step_experience(
+    engine: Engine, trained: list[Sequence], proximal: list[Tensor], scored: list[Scored], version: int
+) -> tuple[Experience, dict[str, float]]:
+    """Experience of the rows `trained` of all ranks, and metrics of the reward's parts."""
     spec, coefficient = engine.spec, engine.progress.kl_coefficient
-    experience = engine.experience(batch.sequences, batch.proximal, batch.scored, spec.ppo, coefficient, version, engine.moments)
-    return experience if batch.own is None else replace(experience, own_rows=batch.own)
+    experience = engine.experience(trained, proximal, scored, spec.ppo, coefficient, version, engine.moments, engine.ranks)
+    return experience, part_metrics(experience.batch, scored, len(spec.models.reward.sources()))
 
 
 def actor_trainer(engine: Engine) -> ActorTrainer:

@@ -185,7 +185,7 @@ def _make_valid(result: Converted, names: dict[str, str]) -> None:
 
 
 def _causes(refused: str, settings: dict[str, Any]) -> list[str]:
-    """The settings to leave out: a batch that cannot be divided among devices stays, and the devices go."""
+    """The settings to leave out: a batch that is too small for the devices stays, and the devices go."""
     devices = [path for path in settings if path.startswith("resources.")]
     if refused == "ppo.batch_size" and devices:
         return devices

@@ -235,16 +235,16 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def check_batch_per_rank(self) -> Self:
-        """Each rank trains B ÷ ranks prompts per step, the same number in every mini-batch."""
-        ranks, mini_batches = self.resources.ranks, self.ppo.mini_batches
-        if self.ppo.batch_size % (ranks * mini_batches):
+    def check_rows_for_ranks(self) -> Self:
+        """A rank without a response would only wait for the others."""
+        ranks = self.resources.ranks
+        if self.ppo.rows < ranks:
             raise SettingError(
                 "ppo.batch_size",
-                f"cannot be divided among {ranks} ranks (one per device, or resources.processes per node) with"
-                f" {mini_batches} mini-batches each",
+                f"gives a step {self.ppo.rows} responses, too few for {ranks} ranks (one per device, or resources.processes per"
+                " node)",
                 value=self.ppo.batch_size,
-                allowed=f"a multiple of {ranks * mini_batches}",
+                allowed=f"{-(-ranks // self.ppo.group_size)} or more",
             )
         return self
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
-from oppo_estimate.memory import Item, memory_items, pass_tokens
-from oppo_estimate.roles import build_roles, decode_slots, split_roles
+from oppo_estimate.memory import Item, decode_slots, memory_items, pass_tokens
+from oppo_estimate.roles import build_roles, split_roles
 from oppo_estimate.shapes import Shape
 
 # Resident memory of an engine process with models of no size: Python, torch and the engine (measured: torch 2.13 for CPUs); what

@@ -125,6 +125,22 @@ def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) 
             yield _sampling("evaluation: sampling", actor.shape, rows, dtype_bytes)
 
 
+def decode_slots(spec: RunSpec) -> int:
+    """Maximum number of responses in flight on a rank: its share of (B + Δ_max)·G, or of B·G without deferral."""
+    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
+    return math.ceil((spec.ppo.batch_size + extra) * spec.ppo.group_size / spec.resources.ranks)
+
+
+def rows_on_rank(spec: RunSpec) -> int:
+    """Most rows of a batch that one rank trains, if all responses have maximum length.
+
+    In sequential mode ranks train equally many tokens; with streaming each trains what it has decoded.
+    """
+    if spec.overlap.intra_step == "off" and not spec.ppo.dynamic_sampling:
+        return math.ceil(spec.ppo.rows / spec.resources.ranks)
+    return min(spec.ppo.rows, decode_slots(spec))
+
+
 def evaluation_rows(spec: RunSpec, prompts: int) -> int:
     """Held-out prompts that a rank decodes together: those of a step, or more if these are few and short."""
     ranks, columns = spec.resources.ranks, spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -267,7 +283,7 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
 def _proximal_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     """Logits of the actor's log-prob pass, without a graph over the whole batch where the update has several optimizer steps."""
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    rows = spec.ppo.rows // spec.resources.ranks
+    rows = rows_on_rank(spec)
     reads = min(rows * columns, max(spec.ppo.micro_batch_tokens, columns))
     if role.name != "actor" or spec.ppo.optimizer_steps == 1:
         reads = 0
@@ -284,7 +300,7 @@ def pass_tokens(spec: RunSpec) -> tuple[int, str]:
     A pass takes rows of one mini-batch of a rank up to `ppo.micro_batch_tokens`, and at least one row.
     """
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    rows = spec.ppo.rows // spec.ppo.mini_batches // spec.resources.ranks
+    rows = min(spec.ppo.rows // spec.ppo.mini_batches, rows_on_rank(spec))  # a mini-batch may be one rank's
     limits = [(rows * columns, f"{rows} rows of a mini-batch × {columns} tokens of prompt and response")]
     if (texts := spec.ppo.pretraining) is not None:
         rows = math.ceil(texts.sequences / spec.ppo.mini_batches / spec.resources.ranks)
@@ -299,5 +315,5 @@ def _retained_passes(spec: RunSpec) -> int:
     if spec.ppo.optimizer_steps > 1:
         return 1
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    whole = math.ceil(spec.ppo.rows * columns / spec.resources.ranks / pass_tokens(spec)[0])
+    whole = math.ceil(rows_on_rank(spec) * columns / pass_tokens(spec)[0])
     return max(1, min(spec.training.retained_passes, whole))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from oppo_contract.spec import RunSpec
@@ -43,9 +42,3 @@ def split_roles(spec: RunSpec, roles: list[Role]) -> list[list[Role]]:
     if not spec.resources.scoring_devices:
         return [roles]
     return [[role for role in roles if (role.name == "actor") == is_actor] for is_actor in (True, False)]
-
-
-def decode_slots(spec: RunSpec) -> int:
-    """Maximum number of responses in flight on a rank: the largest share of (B + Δ_max)·G, or of B·G without deferral."""
-    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
-    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size

@@ -22,6 +22,7 @@ from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.model_io import load_model
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
+from oppo_core.ppo.batch_rows import BatchRows
 from oppo_core.ppo.scored import Scored
 from oppo_core.reporting.metrics import part_metrics
 from oppo_core.rewards.composite import Part, RewardReader, Rewards
@@ -130,8 +131,8 @@ def test_evicted_prefix_is_prefilled_again_and_counted(make: Make) -> None:
     pairs = [reward.cached(i) for i in rows]
     assert sum(found for _, found in pairs) < sum(known for known, _ in pairs)
     scored = [Scored(reward.score(i), np.zeros(1), np.zeros(1), parts=(1.0,), cached=reward.cached(i)) for i in rows]
-    assert 0 <= part_metrics(scored)["oppo/reward_cached_share"] < 1
-    assert part_metrics([Scored(1.0, np.zeros(1), np.zeros(1), parts=(1.0,))]) == {}
+    assert 0 <= part_metrics(BatchRows([]), scored, 1)["oppo/reward_cached_share"] < 1
+    assert part_metrics(BatchRows([]), [Scored(1.0, np.zeros(1), np.zeros(1), parts=(1.0,))], 1) == {}
     for i, tokens in rows.items():
         assert reward.score(i) == pytest.approx(one_shot(tokens), abs=1e-12)
 

@@ -41,6 +41,8 @@ INSTALLED = [name for name, backend in BACKENDS.items() if not MISSING or backen
 ONE_PASS: Tree = {"ppo": {"mini_batches": 1, "epochs": 1}}
 PASSES: Tree = {"ppo": {"mini_batches": 2, "epochs": 2, "micro_batch_tokens": 64, "max_grad_norm": 0.05}}
 SHORT: Tree = {"resources": {"dtype": "bfloat16"}}
+# One row in a mini-batch: one of two ranks has none.
+FEW: Tree = {"ppo": {"batch_size": 2, "mini_batches": 2, "epochs": 2}}
 TEXTS: Tree = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.5}}}
 ADAPTERS: Tree = {"models": {"lora": {"rank": 4, "alpha": 8, "critic": True}}}
 HUGGING: Tree = {"models": {"actor": {"path": "qwen2"}, "critic": "actor"}}
@@ -93,12 +95,13 @@ def case(name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str =
 
 def cases(backends: list[str]) -> list[dict[str, Any]]:
     """All runs that the tests look at; those that resume come after what they resume."""
-    listed = [case("alone", BACKENDS["plain"], ONE_PASS, nodes=1)]
+    listed = [case("alone", BACKENDS["plain"], ONE_PASS, nodes=1), case("alone-few", BACKENDS["plain"], FEW, nodes=1)]
     for name in backends:
         backend = BACKENDS[name]
         listed += [
             case(f"{name}-one-pass", backend, ONE_PASS),
             case(f"{name}-passes", backend, PASSES, TEXTS),
+            case(f"{name}-few", backend, FEW),
             case(f"{name}-fault", backend, PASSES, fault=1),
             case(f"{name}-short", backend, PASSES, SHORT),
             case(f"{name}-adapters", backend, PASSES, ADAPTERS),
@@ -205,6 +208,14 @@ def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str) -> None
         told = runs.told(f"{backend}-one-pass", rank)
         assert [close(1e-4)(step) for step in runs.told("alone")["steps"]] == told["steps"]
     assert_alike(runs, f"{backend}-one-pass", "alone")
+
+
+@each_backend
+def test_a_rank_without_rows_of_a_mini_batch_takes_the_same_steps(runs: Runs, backend: str) -> None:
+    for rank in (0, 1):
+        told = runs.told(f"{backend}-few", rank)
+        assert [close(1e-4)(step) for step in runs.told("alone-few")["steps"]] == told["steps"]
+    assert_alike(runs, f"{backend}-few", "alone-few")
 
 
 @each_backend

@@ -56,10 +56,9 @@ def _roles(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _resources(draw: st.DrawFn, sequences: int) -> dict[str, Any]:
-    """Ranks that divide `sequences` evenly."""
-    divisors = [n for n in range(1, min(sequences, 256) + 1) if sequences % n == 0]
-    ranks = draw(st.sampled_from(divisors))
-    a_node = draw(st.sampled_from([n for n in divisors if ranks % n == 0]))
+    """At most as many ranks as `sequences`."""
+    ranks = draw(st.integers(1, min(sequences, 256)))
+    a_node = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
     nodes = ranks // a_node
     on_gpus = {"nodes": nodes, "devices": ranks, "kind": "cuda", "processes": draw(st.sampled_from([None, a_node]))}
     on_cpus = {"nodes": nodes, "devices": nodes, "kind": "cpu", "processes": a_node}
@@ -121,7 +120,7 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},
         "ppo": {"batch_size": batch_size, "mini_batches": mini_batches} | grouped | draw(ppo),
         "training": draw(TRAINING),
-        "resources": draw(_resources(batch_size // mini_batches)),
+        "resources": draw(_resources(batch_size)),
         "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
         "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
     }

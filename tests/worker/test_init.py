@@ -136,11 +136,11 @@ def test_verl(tmp_path: Path, words: bool) -> None:
     assert "data.train_files" not in said
 
 
-def test_a_batch_that_their_devices_cannot_share_stays_and_the_devices_go(tmp_path: Path) -> None:
+def test_a_batch_that_is_too_small_for_their_devices_stays_and_the_devices_go(tmp_path: Path) -> None:
     text = "trainer: {n_gpus_per_node: 8, nnodes: 2}\ndata: {train_batch_size: 2, max_prompt_length: 8, max_response_length: 8}"
     spec, said = converted(tmp_path, text)
     assert (spec.ppo.batch_size, spec.resources.devices) == (2, 1)
-    assert "not taken over: trainer.nnodes: ppo.batch_size cannot be divided" in said
+    assert "not taken over: trainer.nnodes: ppo.batch_size gives a step 2 responses, too few" in said
 
 
 def test_a_reward_model_that_verl_switches_off_is_not_taken(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
-from oppo_estimate.roles import decode_slots
+from oppo_estimate.memory import decode_slots
 
 PADDING = -1  # sequence_id of a finished row
 

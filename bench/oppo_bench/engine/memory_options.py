@@ -90,7 +90,7 @@ class Update:
     def _passes(self) -> None:
         experience = self._experience()
         total = int(experience.mask.sum())
-        self.trainer.accumulate(experience, experience.own, 0.05, total, TokenSums(), self._steps)
+        self.trainer.accumulate(experience, list(range(len(self.sequences))), 0.05, total, TokenSums(), self._steps)
 
     def _experience(self) -> Experience:
         rows = [s.tokens() for s in self.sequences]

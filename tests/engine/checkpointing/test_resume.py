@@ -259,6 +259,7 @@ def test_a_half_done_step_of_format_5_goes_on_without_its_caches(world: Any, tmp
     counts = {name: half.pop(name) for name in ("rounds", "decoded")}
     half |= {"decoder": counts | {"guessed": 0, "confirmed": 0, "live": [], "last": [], "ahead": []}, "update": {}}
     state["suspended"] |= {"remote": True, "told": {"0": [9, False]}}
+    state["turns"] = {"rank": 0, "world": 1, "begun": 0, "owed": [], "taken": state.pop("prompts")["next_group"]}
     state["spec"]["overlap"]["drafter"] = {"max_rows": 2, "tokens": 4, "match": 2}
     (folder / "state.json").write_text(json.dumps(state | {"format": 5}))
     for name in ("decoder.safetensors", "scorers.safetensors", "scorers.json"):

@@ -21,13 +21,13 @@ from oppo_core.distributed.process_group import SINGLE, RankError, Ranks, Rendez
 from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
-from oppo_core.models.microbatching import mini_batch_rows
 from oppo_core.models.oom_retry import MemoryShortError
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.experience import Experience
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
+from tests.fakes.thread_ranks import on_threads
 
 CPU = torch.device("cpu")
 Tree = dict[str, Any]
@@ -137,12 +137,6 @@ def critic_weights(rank: Rank) -> dict[str, torch.Tensor]:
     return dict(rank.engine.scorers.trainer.network.state_dict())  # type: ignore[attr-defined]
 
 
-def united(batch: int, mini_batches: int, seed: int, step: int, epoch: int, group: int = 1) -> list[list[int]]:
-    """One process's mini-batches that hold what those of two ranks hold together: rank r has every second row from r."""
-    parts = mini_batch_rows(batch // 2, mini_batches, seed, step, epoch, group)
-    return [sorted(2 * row + rank for row in part for rank in (0, 1)) for part in parts]
-
-
 ORACLE: dict[str, Tree] = {
     "one-step": {},
     "mini-batches": {"ppo": {"mini_batches": 3, "epochs": 2}},
@@ -161,8 +155,7 @@ ORACLE: dict[str, Tree] = {
 @pytest.mark.parametrize("name", ORACLE)
 def test_two_ranks_compute_what_one_process_does(world: Any, tmp_path: Path, name: str) -> None:
     changes = [PLAIN, ORACLE[name], {"steps": 3}]
-    with mock.patch("oppo_core.ppo.actor.mini_batch_rows", united), mock.patch("oppo_core.ppo.critic.mini_batch_rows", united):
-        (one,) = sound(trained_by(world, world.spec(*changes), tmp_path / "one", 1, inline=name == "update-overlap"))
+    (one,) = sound(trained_by(world, world.spec(*changes), tmp_path / "one", 1, inline=name == "update-overlap"))
     two = sound(trained_by(world, world.spec(*changes, TWO), tmp_path / "two", inline=name == "update-overlap"))
     for rank in two:
         for key, value in weights(one).items():
@@ -170,39 +163,80 @@ def test_two_ranks_compute_what_one_process_does(world: Any, tmp_path: Path, nam
         for ours, theirs in zip(rank.metrics, one.metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-7, abs=1e-9, nan_ok=True)
         for ours, theirs in zip(rank.experiences, one.experiences, strict=True):
-            assert [s.response for s in ours.sequences] == [s.response for s in theirs.sequences]
-            torch.testing.assert_close(ours.advantages, theirs.advantages, rtol=0, atol=1e-9)
+            places = ours.batch.places
+            assert [s.response for s in ours.sequences] == [theirs.sequences[place].response for place in places]
+            for row, place in enumerate(places):
+                length = ours.sequences[row].length
+                torch.testing.assert_close(ours.advantages[row, :length], theirs.advantages[place, :length], rtol=0, atol=1e-9)
+    for experiences in zip(*(rank.experiences for rank in two), strict=True):
+        tokens = [[len(row) for row in e.tokens] for e in experiences]
+        assert name == "update-overlap" or max(map(sum, tokens)) <= sum(map(sum, tokens)) / 2 + max(
+            map(max, filter(None, tokens))
+        )
+        assert sorted(place for e in experiences for place in e.batch.places) == list(range(len(experiences[0].batch.sequences)))
 
 
-def test_tail_batching_ranks_train_every_answer_once(world: Any, tmp_path: Path) -> None:
-    spec = world.spec(DEFER, TWO, {"overlap": {"inter_step": "tail_batch"}, "steps": 5})
-    two = sound(trained_by(world, spec, tmp_path, inline=True))
-    engines = [rank.engine for rank in two]
-    trained = [i for rank in two for batch in rank.trained for i in batch]
-    left = [s.sequence_id for engine in engines for s in engine.pool.queue]
-    assert sorted(trained + left) == sorted(n * 2 + e.ranks.rank for e in engines for n in range(e.pool.started))
-    assert left
-    assert [engine.run_score.last_metrics["oppo/queued"] for engine in engines] == [len(left)] * 2
-    assert all(torch.equal(weights(two[1])[key], value) for key, value in weights(two[0]).items())
+def ranks_of(count: int) -> Tree:
+    """So many ranks on this machine."""
+    return {"resources": {"kind": "cpu", "processes": count}}
 
 
-def test_deferring_ranks_hold_the_same_weights_and_lose_nothing(world: Any, tmp_path: Path) -> None:
-    """Δ is odd, so the ranks have different shares of it; every answer is in one batch, or still in one pool."""
-    spec = world.spec(DEFER, TWO, {"steps": 6})
-    two = sound(trained_by(world, spec, tmp_path, inline=True))
-    engines = [rank.engine for rank in two]
-    for key, value in weights(two[0]).items():
-        assert torch.equal(weights(two[1])[key], value), key
-    for key, value in critic_weights(two[0]).items():
-        assert torch.equal(critic_weights(two[1])[key], value), key
-    trained = [i for rank in two for batch in rank.trained for i in batch]
-    left = [s.sequence_id for engine in engines for s in engine.pool.sequences]
-    assert len(trained) == 6 * 6
-    assert any(engine.pool.sequences for engine in engines)
-    started = [n * 2 + engine.ranks.rank for engine in engines for n in range(engine.pool.started)]
-    assert sorted(trained + left) == sorted(started)
-    assert engines[0].overcommit == engines[1].overcommit
-    assert any(s.age for rank in two for e in rank.experiences for s in e.sequences)
+SAME: dict[str, Tree] = {
+    "defer": {"ppo": {"mini_batches": 2, "epochs": 2}},
+    "tail-batch": {"overlap": {"inter_step": "tail_batch"}},
+    "groups": {
+        "ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 5, "dynamic_sampling": 2, "critic_learning_rate": 1e-5,
+                "score_clip": 0.1},
+        "models": {"critic": "actor"},
+    },
+    "kept-caches": {"overlap": {"kv_after_update": "keep"}},
+    "filters": {"rollout": {"top_k": 5}},
+    "update-overlap": {"overlap": {"update_overlap": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_any_number_of_ranks_trains_the_same_responses(world: Any, tmp_path: Path, name: str) -> None:
+    """One pool: the same batches in the same order, so the same weights; every response is trained once or in the pool."""
+    changes = [DEFER, SAME[name], {"steps": 20 if name == "defer" else 6}]
+    runs = [
+        sound(trained_by(world, world.spec(*changes, ranks_of(count)), tmp_path / str(count), count, inline=True))
+        for count in (1, 2, 3)
+    ]
+    (one,), *_ = runs
+    assert one.engine is not None
+    for rank in (rank for run in runs for rank in run):
+        assert rank.engine is not None
+        assert rank.trained == one.trained
+        for trained_weights in [weights] if name == "groups" else [weights, critic_weights]:
+            for key, value in trained_weights(one).items():
+                torch.testing.assert_close(trained_weights(rank)[key], value, rtol=0, atol=1e-9)
+        pool = rank.engine.pool
+        left = [s.sequence_id for s in (*pool.sequences, *pool.queue)]
+        trained = [i for batch in rank.trained for i in batch]
+        assert len({*trained, *left}) == len(trained) + len(left)
+        assert (len(trained) + len(left) < pool.started) == (name == "groups"), "lost; dynamic sampling drops groups"
+        assert rank.engine.overcommit.overcommit == one.engine.overcommit.overcommit
+    assert any(s.age or s.cohort < step for step, e in enumerate(one.experiences) for s in e.sequences)
+    for run in runs[1:]:
+        for trained_weights in [weights] if name == "groups" else [weights, critic_weights]:
+            for key, value in trained_weights(run[0]).items():
+                assert all(torch.equal(trained_weights(rank)[key], value) for rank in run), key
+        parts = [{s.sequence_id for s in rank.engine.pool.sequences if s.remote_length is None} for rank in run if rank.engine]
+        assert sorted(i for ids in parts for i in ids) == [s.sequence_id for s in one.engine.pool.sequences]
+
+
+def test_pools_that_differ_end_the_run(world: Any, tmp_path: Path) -> None:
+    plain = step_report.finish_step
+
+    def finish_step(engine: Engine, *arguments: Any) -> None:
+        plain(engine, *arguments)
+        engine.overcommit.overcommit += engine.ranks.rank
+
+    with mock.patch.object(step_report, "finish_step", finish_step):
+        two = trained_by(world, world.spec(DEFER, TWO), tmp_path, inline=True)
+    assert all(isinstance(rank.error, RankError) for rank in two)
+    assert all(str(rank.error).startswith("the ranks' pools differ at step 2, ") for rank in two)
 
 
 def test_a_stop_on_one_rank_ends_both_and_they_go_on_alike(world: Any, tmp_path: Path) -> None:
@@ -318,7 +352,8 @@ def check_even(number: int) -> None:
         raise ValueError("odd")
 
 
-def test_collectives() -> None:
+@pytest.mark.parametrize("run", [on_ranks, on_threads])
+def test_collectives(run: Callable[[int, Callable[[Ranks], Any]], list[Any]]) -> None:
     def work(ranks: Ranks) -> Any:
         tensors = [torch.full((3,), float(ranks.rank)), torch.ones(2, 2, dtype=torch.float64), torch.full((1,), 2.0)]
         ranks.all_reduce(tensors)
@@ -330,12 +365,14 @@ def test_collectives() -> None:
             told,
             ranks.total([1.0, ranks.rank]),
             ranks.any(ranks.rank == 2),
-            ranks.share(4),
+            ranks.exchange([bytes([ranks.rank]) * target for target in range(3)]),
+            (ranks.total_counts([1, ranks.rank]), ranks.largest([-1.0, ranks.rank])),
         )
 
-    results = on_ranks(3, work)
+    results = run(3, work)
     assert [result[:4] for result in results] == [([[3.0] * 3, [3.0] * 4, [6.0]], [b"", b"x", b"xx"], [3.0, 3.0], True)] * 3
-    assert [result[4] for result in results] == [2, 1, 1]
+    assert [result[4] for result in results] == [[b""] * 3, [b"\0", b"\1", b"\2"], [b"\0\0", b"\1\1", b"\2\2"]]
+    assert [result[5] for result in results] == [([3, 3], [-1.0, 2.0])] * 3
 
 
 def test_a_rank_that_leaves_or_is_silent_is_named() -> None:

@@ -73,7 +73,7 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
     in_turn: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("oppo_core.update.strategies.compute_experience", lambda *_: (SimpleNamespace(own=[]), {}))
+    monkeypatch.setattr("oppo_core.update.strategies.compute_experience", lambda *_: (SimpleNamespace(sequences=[]), {}))
     monkeypatch.setattr("oppo_core.update.strategies.build_critic_update", lambda *_: None)
     scorers = SimpleNamespace(
         start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}

@@ -10,7 +10,6 @@ import torch
 
 from oppo_core.ppo.deferred_metrics import TokenSums
 from oppo_core.ppo.early_gradients import EarlyGradients
-from oppo_core.ppo.losses import whitening
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "whitened": {},
@@ -31,7 +30,7 @@ def test_combined_early_gradients_equal_the_gradient_of_the_loss(world: Any, tmp
     expected = trainer.optimizer.take_gradients()
     early = EarlyGradients.shared(trainer)
     early.add(trainer, e, trainer.forward(e.tokens, e.prompt_lengths, supports=supports), KL_COEFFICIENT)
-    mean, scale = whitening(e.raw_advantages, e.mask) if spec.ppo.whiten_advantages else (0.0, 1.0)
+    mean, scale = e.whitening
     part = early.combine(rows, mean, scale, tokens)
     for gradient, wanted in zip(part.gradients, expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-7, atol=1e-10)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oppo_core.models.microbatching import COLUMNS_PER_TOKEN, PASS_COST_TOKENS, costs_on_gpu, mini_batch_rows, ragged_batches
+from oppo_core.ppo.batch_rows import BatchRows
 from oppo_core.ppo.losses import (
     adapted_kl_coefficient,
-    effective_sample_share,
     gae,
     importance_weights,
     kl_estimate,
@@ -67,7 +67,7 @@ def test_gae_is_the_double_sum(rows: list[list[float]], data: st.DataObject, gam
 @given(rows=ROWS)
 def test_whitening_over_the_tokens_of_the_whole_batch(rows: list[list[float]]) -> None:
     values, mask = padded(rows)
-    result = whiten(values, mask)
+    result = whiten(values, mask, BatchRows([]).whitening(values[mask]))
     assert not result[~mask].any()
     if int(mask.sum()) == 1:
         assert result[mask].tolist() == [0.0]
@@ -218,10 +218,10 @@ def test_weighted_kl_of_stale_tokens_has_the_gradient_of_the_kl() -> None:
 @MANY
 @given(weights=st.lists(st.floats(0.01, 2), min_size=1, max_size=20))
 def test_effective_sample_share(weights: list[float]) -> None:
-    share = effective_sample_share(torch.tensor(weights, dtype=torch.float64))
+    share = BatchRows([]).effective_share(torch.tensor(weights, dtype=torch.float64))
     assert share == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)))
     assert 1 / len(weights) - 1e-12 <= share <= 1 + 1e-12
-    assert effective_sample_share(torch.zeros(3).double()) == 0
+    assert BatchRows([]).effective_share(torch.zeros(3).double()) == 0
 
 
 def test_the_adaptive_kl_coefficient_follows_the_error_within_a_fifth() -> None:

@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.distributed.process_group import SINGLE
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.engine.layout import Layout
-from oppo_core.engine.state import Engine
+from oppo_core.engine.state import Engine, Progress
 from oppo_core.reporting.metrics import Cohorts
+from oppo_core.rollout.distributed_decoder import DistributedDecoder
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
@@ -33,6 +34,7 @@ from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import begin_step, decode_batch
 from oppo_core.update.strategies import PlainUpdate
+from tests.fakes.thread_ranks import on_threads
 
 LONGEST = 40
 
@@ -44,9 +46,11 @@ class ScriptedDecoder:
     lengths: list[int]
     live: list[Sequence] = field(default_factory=list)
     rounds: int = 0
+    decoded: int = 0
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         self.live = list(sequences)
+        self.decoded = 0
         return 0
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
@@ -59,6 +63,7 @@ class ScriptedDecoder:
     def round(self, version: int) -> list[Sequence]:
         assert self.live, "decoding continues without live sequences"
         self.rounds += 1
+        self.decoded += len(self.live)
         for sequence in self.live:
             sequence.response.append(1000 * sequence.sequence_id + sequence.length)
             sequence.behaviour_logprobs.append(0.0)
@@ -129,19 +134,27 @@ def cases(draw: st.DrawFn) -> Case:
 class Simulation:
     """An engine with a scripted decoder and without training."""
 
-    def __init__(self, case: Case, kind: type[Pool] = Pool) -> None:
+    def __init__(self, case: Case, kind: type[Pool] = Pool, ranks: Ranks = SINGLE) -> None:
         self.case = case
         self.listener = Listener()
+        own, trace = ScriptedDecoder(case.lengths), Recorder(("cpu:0",))
         self.engine: Any = SimpleNamespace(
-            pool=kind(case.batch, case.max_age, case.group), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
+            pool=kind(case.batch, case.max_age, case.group), trace=trace,
+            decoder=own if ranks.world == 1 else DistributedDecoder(own, ranks, trace.clock, partial(trace.blocked, "tail")),
             scorers=self.listener, deltas=DeltaTracker(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
-            use_cores=lambda count: None, update=PlainUpdate(), readable=list, ranks=SINGLE,
-            spec=SimpleNamespace(ppo=SimpleNamespace(dynamic_sampling=0)),
+            use_cores=lambda count: None, update=PlainUpdate(), ranks=ranks, progress=Progress(),
+            spec=SimpleNamespace(
+                ppo=SimpleNamespace(dynamic_sampling=0, batch_size=case.batch, group_size=case.group),
+                overlap=SimpleNamespace(
+                    intra_step="per_chunk", inter_step="defer", overcommit=SimpleNamespace(max=case.batch)
+                ),
+                rollout=SimpleNamespace(max_new_tokens=LONGEST), resources=SimpleNamespace(ranks=ranks.world),
+            ),
         )  # fmt: skip
-        self.engine.release = partial(Engine.release, self.engine)
-        self.engine.on_any_rank = partial(Engine.on_any_rank, self.engine)
+        for name in ("release", "on_any_rank", "local", "check_pools", "place", "balance", "readable"):
+            setattr(self.engine, name, partial(getattr(Engine, name), self.engine))
 
     @property
     def pool(self) -> Pool:
@@ -260,6 +273,35 @@ def test_each_token_is_sent_exactly_once(case: Case) -> None:
                 heard = simulation.listener.heard[sequence.sequence_id]
                 assert heard == sequence.tokens().tolist() or (heard == [] and sequence.length == 0)
         simulation.listener.chunks.clear()
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), world=st.integers(2, 4), kind=st.sampled_from([Pool, TailBatchPool]))
+def test_any_number_of_ranks_has_the_batches_of_one(case: Case, world: int, kind: type[Pool]) -> None:
+    """Every rank sees the same batches in the same order; the tokens of a response are on exactly one of them."""
+
+    def work(ranks: Ranks) -> list[Any]:
+        simulation, told = Simulation(case, kind, ranks), list[Any]()
+        for version in range(len(case.overcommits)):
+            _, batch, rounds = simulation.step(version)
+            queued = [s.sequence_id for s in simulation.pool.queue]
+            known = [[(s.sequence_id, s.age, s.cohort, s.length) for s in rows] for rows in (batch, simulation.pool.sequences)]
+            here = {s.sequence_id: s.response for s in simulation.engine.local(batch)}
+            kept = {s.sequence_id: s.response for s in simulation.engine.local(simulation.pool.sequences)}
+            unfinished = sum(not s.finished for s in simulation.engine.local(simulation.pool.sequences))
+            assert unfinished <= -(-2 * case.rows // ranks.world), "more than the decoder has slots for"
+            heard = {s.sequence_id: simulation.listener.heard.pop(s.sequence_id) for s in simulation.engine.local(batch)}
+            assert heard == {s.sequence_id: s.tokens().tolist() for s in simulation.engine.local(batch)}, "scored once, here"
+            told.append(((rounds, known, queued, simulation.engine.decoder.decoded), here, kept))
+        return told
+
+    (one,), ranks = on_threads(1, work), on_threads(world, work)
+    for step, (seen, here, kept) in enumerate(one):
+        assert [rank[step][0] for rank in ranks] == [seen] * world
+        for place, rows in ((1, here), (2, kept)):
+            parts = [rank[step][place] for rank in ranks]
+            assert sum(map(len, parts)) == len(rows), "on no rank, or on two"
+            assert {i: tokens for part in parts for i, tokens in part.items()} == rows
 
 
 @settings(max_examples=150, deadline=None)
