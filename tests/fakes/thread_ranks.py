@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
-from oppo_core.distributed.process_group import Ranks
+from oppo_core.distributed.process_group import ProcessGroup, Ranks
 
 
 class SharedValues:
@@ -62,15 +61,7 @@ class ThreadRanks(Ranks):
         for tensor, *others in zip(tensors, *self._all([tensor.clone() for tensor in tensors]), strict=True):
             tensor.copy_(sum(others))
 
-    @contextmanager
-    def raise_on_all(self, kind: type[Exception]) -> Iterator[None]:
-        message = ""
-        try:
-            yield
-        except kind as error:
-            message = str(error)
-        if faults := [f"rank {rank}: {text}" for rank, text in enumerate(self._all(message)) if text]:
-            raise kind("; ".join(faults))
+    raise_on_all = ProcessGroup.raise_on_all  # it needs `all_gather` only
 
 
 def on_threads(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
