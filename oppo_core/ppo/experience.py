@@ -98,10 +98,7 @@ def build_experience(
     raw_B = raw_scores(rows, scored)
     moments = before.updated(raw_B)
     scores_B = shaped_scores(raw_B, batch, ppo, moments)
-    coefficient = kl_coefficient if ppo.kl.placement == "reward" else 0.0
-    rewards = shape_rewards(scores_B[rows.places], penalty, mask, coefficient)
-    if ppo.whiten_rewards:
-        rewards = scale_to_unit_variance(rewards, mask, rows.whitening(rewards[mask]))
+    rewards = _token_rewards(rows, scores_B, penalty, mask, ppo, kl_coefficient)
     sums = rows.gather(torch.stack([kl.sum(-1), rewards.sum(-1)], dim=1))
     kl_B, rewards_B = sums.unbind(1)
     raw, returns = advantages_and_returns(rows, rewards, rewards_B, values, mask, ppo)
@@ -116,6 +113,13 @@ def build_experience(
             proximal_logp, behaviour_logp, corrected, (ppo.tis_floor, ppo.tis_cap), ppo.tis_outside
         ) * mask,
     )  # fmt: skip
+
+
+def _token_rewards(rows: BatchRows, scores_B: Tensor, penalty: Tensor, mask: Tensor, ppo: Ppo, kl_coefficient: float) -> Tensor:
+    """Rewards [N, T]: the KL penalty where it is part of the reward, and the score on the last token; whitened if asked for."""
+    coefficient = kl_coefficient if ppo.kl.placement == "reward" else 0.0
+    rewards = shape_rewards(scores_B[rows.places], penalty, mask, coefficient)
+    return scale_to_unit_variance(rewards, mask, rows.whitening(rewards[mask])) if ppo.whiten_rewards else rewards
 
 
 def advantages_and_returns(

@@ -203,19 +203,12 @@ def assert_alike(runs: Runs, name: str, other: str, tolerance: float = 1e-4, ran
 
 
 @each_backend
-def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str) -> None:
+@pytest.mark.parametrize(("way", "one"), [("one-pass", "alone"), ("few", "alone-few")])
+def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str, way: str, one: str) -> None:
+    """Also where one of them has no rows of a mini-batch (`few`)."""
     for rank in (0, 1):
-        told = runs.told(f"{backend}-one-pass", rank)
-        assert [close(1e-4)(step) for step in runs.told("alone")["steps"]] == told["steps"]
-    assert_alike(runs, f"{backend}-one-pass", "alone")
-
-
-@each_backend
-def test_a_rank_without_rows_of_a_mini_batch_takes_the_same_steps(runs: Runs, backend: str) -> None:
-    for rank in (0, 1):
-        told = runs.told(f"{backend}-few", rank)
-        assert [close(1e-4)(step) for step in runs.told("alone-few")["steps"]] == told["steps"]
-    assert_alike(runs, f"{backend}-few", "alone-few")
+        assert [close(1e-4)(step) for step in runs.told(one)["steps"]] == runs.told(f"{backend}-{way}", rank)["steps"]
+    assert_alike(runs, f"{backend}-{way}", one)
 
 
 @each_backend
