@@ -88,7 +88,7 @@ def fill_caches(engine: Engine, version: int) -> None:
         with engine.trace.span("actor", "data"):
             engine.check_pools()
             engine.place(engine.pool.unfinished())
-    if engine.layout.remote:
+    if engine.layout.streams:
         with engine.trace.span("actor", "data"):
             # New prompts too: the scorers read them while the actor does, and then have less to read in the first chunk.
             engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
@@ -111,7 +111,7 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
         live = list(engine.decoder.live)
         with engine.trace.span("actor", "decode", batch.chunk, rows=len(engine.local(live))):
             done, complete = decode_chunk(engine, version, batch.finishers)
-            if engine.layout.remote:
+            if engine.layout.streams:
                 engine.scorers.extend(engine.deltas.new_deltas(engine.readable(live)), batch.chunk)
             batch.finishers += done
             now = engine.clock()
@@ -128,8 +128,8 @@ def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Ca
         engine.cohorts.finish(engine.pool.final(batch.finishers, batch.sequences))
         engine.release(engine.pool.discarded)
         engine.balance(batch.sequences)
-    if not engine.layout.remote:
-        engine.scorers.extend(engine.deltas.new_deltas(engine.local(batch.sequences)), 0)
+    if unsent := engine.deltas.new_deltas(engine.local(batch.sequences)):  # without streaming all, otherwise those moved here
+        engine.scorers.extend(unsent, 0)
     return True
 
 

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from oppo_contract.machine import available_cores, mib
 from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
+from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
 from oppo_core.models.adapters import size_and_adapters
-from oppo_core.models.load_roles import DTYPES, FrozenBase, check_contexts, load_actor, load_critic, load_reference
+from oppo_core.models.load_roles import load_actor
 from oppo_core.models.protocol import Network
-from oppo_core.models.shared_weights import SHARED_MEMORY, move_to_shared_memory, shared_memory_shortage, use_shared_weights
+from oppo_core.models.shared_weights import SHARED_MEMORY, copy_sharing_weights, move_to_shared_memory, shared_memory_shortage
 from oppo_core.ppo.actor import ActorTrainer
-from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
 from oppo_core.reporting.event_log import Journal
-from oppo_core.rewards.build import RewardBuilder
-from oppo_core.rewards.composite import Rewards
 from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_settings
 from oppo_core.rollout.conversations import read_conversations
 from oppo_core.rollout.decoder import DecoderProtocol
@@ -37,10 +33,10 @@ from oppo_core.rollout.distributed_decoder import DistributedDecoder
 from oppo_core.rollout.held_out import build_evaluator
 from oppo_core.rollout.prompts import PromptStream, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
-from oppo_core.scoring.early import EarlyScorers
+from oppo_core.scoring.build import build_scorers
+from oppo_core.scoring.early import SharedActor
 from oppo_core.scoring.process import ProcessScorers
-from oppo_core.scoring.scorers import Networks, ScorerProtocol, ScorerSet
-from oppo_core.scoring.single_pass import SinglePassScorers
+from oppo_core.scoring.scorers import ScorerProtocol
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.cpu_time import CpuTime
 from oppo_core.trace.cuda_clock import build_recorder
@@ -76,7 +72,8 @@ def assemble(
     trace, gpus = build_recorder(layout.actor_devices, device), (device, scorer_device)
     evaluator = build_evaluator(spec, roots, network, codec, ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
-    shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
+    trains_early = spec.overlap.update_overlap and layout.streams
+    shared = share_actor(network, actor, spec.resources.ranks_per_node) if trains_early else None
     with ExitStack() as started:  # closes started parts if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
         if ranks.world > 1:
@@ -119,9 +116,11 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     """The actor's trainer, with EMA and PTX mix if the spec sets them."""
     ppo = spec.ppo
     training = spec.training
+    # `network` decodes. Sharded weights are those of a second tree of modules, which is sharded in place.
+    trained = copy_sharing_weights(network) if training.shards_weights else network
     trainer = ActorTrainer(
-        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training,
-        spec.rollout.max_new_tokens,
+        trained, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training,
+        spec.rollout.max_new_tokens, network,
     )  # fmt: skip
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # validated by the spec
@@ -141,14 +140,6 @@ def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
 
 
-@dataclass(frozen=True, slots=True)
-class SharedActor:
-    """The actor's weights by name and its gradient sums in shared memory, for update overlap."""
-
-    weights: dict[str, Tensor]
-    gradients: EarlyGradients
-
-
 def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:
     """Move the actor's weights into shared memory, in place. `ranks_here`: ranks on this machine, which do the same.
 
@@ -166,63 +157,18 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
     return SharedActor(weights, EarlyGradients.shared(actor))
 
 
-def build_scorers(
-    spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    rendezvous: Rendezvous | None, base: FrozenBase | None, trace: Recorder,
-) -> ScorerSet:  # fmt: skip
-    """Load the scorers' networks in this process. With `shared`, they accumulate gradients early (update overlap).
-
-    The critic's trainer joins the other ranks' at `rendezvous`. `base`: the base model of the actor's LoRA adapters.
-
-    Raises:
-        ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
-        RewardError: a rule is not registered, or a reward service is not allowed.
-    """
-    rewards = RewardBuilder(
-        spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), decode_slots(spec)
-    ).rewards()
-    try:
-        return _scorers_with(rewards, spec, roots, device, resume, shared, rendezvous, base, trace)
-    except BaseException:
-        rewards.close()  # stops their threads and processes
-        raise
-
-
-def _scorers_with(
-    rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    rendezvous: Rendezvous | None, base: FrozenBase | None, trace: Recorder,
-) -> ScorerSet:  # fmt: skip
-    reference, critic = load_reference(spec, roots, device, base), load_critic(spec, roots, device)
-    trainer = None
-    if critic is not None:
-        ranks = join(rendezvous, "critic", device)
-        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, backend_factory(spec.training), spec.training)
-    if trainer is not None and resume is not None:
-        trainer.load(resume)
-    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    networks = Networks(reference, critic, rewards)
-    cached = decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
-    arguments = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
-    if shared is None:
-        reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
-        return (SinglePassScorers if reads_once else ScorerSet)(*arguments)
-    actor, _ = load_actor(spec, roots, device)
-    use_shared_weights(actor, shared.weights)
-    trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
-    return EarlyScorers(*arguments).share(trained, shared.gradients)
-
-
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
     shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None,
 ) -> ScorerProtocol:  # fmt: skip
     rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None  # the actor's group serves it
-    in_other_process = layout.remote and device.type == "cpu"
+    with_trainer = spec.training.shards_weights  # in its thread, because passes are collective
+    in_other_process = layout.streams and device.type == "cpu" and not with_trainer
     here = spec.resources.ranks_per_node
     seen = move_to_shared_memory(base, here) if base is not None and in_other_process else base
-    build = partial(build_scorers, spec, roots, device, resume, shared, rendezvous, seen)
+    build = partial(build_scorers, spec, roots, device, resume, shared, rendezvous, seen, layout.streams)
     silence = spec.resources.longest_silence_s
-    if device.type == "cuda" and (layout.remote or layout.apart):
+    if device.type == "cuda" and (layout.streams or layout.apart) and not with_trainer:
         return ThreadedScorers(build, build_recorder(layout.scorer_devices, device), device, trace, silence)
     if in_other_process:
         return ProcessScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)

@@ -43,7 +43,7 @@ def replace_uniform_groups(engine: Engine, batch: StepState, version: int) -> bo
 def _scores(engine: Engine, sequences: list[Sequence]) -> dict[int, float]:
     """The raw score of each sequence, gathered from all ranks."""
     own = engine.local(sequences)
-    if not engine.layout.remote:
+    if not engine.layout.streams:
         engine.scorers.extend(engine.deltas.new_deltas(own), 0)
     engine.scorers.start_collect([s.sequence_id for s in own])
     with engine.trace.wait("score"):

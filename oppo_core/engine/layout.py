@@ -23,13 +23,13 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Devices of the actor and of the scorers. `remote`: the scorers run in their own process or thread."""
+    """Devices of the actor and of the scorers. `streams`: the scorers read while the actor decodes."""
 
     devices: list[str]
     actor_devices: tuple[str, ...]
     scorer_devices: tuple[str, ...]
     decode_threads: int
-    remote: bool
+    streams: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
 
     @property
@@ -76,10 +76,10 @@ def select_device(spec: RunSpec) -> torch.device:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
         raise LayoutError("overlap.update_overlap trains in two processes on CPUs; on a GPU switch it off")
-    if spec.training.backend != "plain" and spec.overlap.intra_step != "off":
+    if spec.training.backend == "deepspeed" and spec.overlap.intra_step != "off":
         raise LayoutError(
-            f"training.backend {spec.training.backend} on a GPU: the actor's and the critic's thread would run collectives in an"
-            " undefined order; set overlap.intra_step to off, or training.backend to plain"
+            "training.backend deepspeed on a GPU: the actor's and the critic's thread would run collectives in an undefined"
+            " order; set overlap.intra_step to off, or training.backend to fsdp2 or plain"
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
 
@@ -103,18 +103,18 @@ def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:
 def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int, name: Callable[[str], str] = str) -> Layout:
     """Assign the GPUs, or `threads` cores, to the actor and the scorers. `name` returns the run-wide name of a node's device.
 
-    In sequential PPO one process uses all cores. With streaming the scorers get half of them in their own process; with a single
-    core they run in the actor's process without streaming.
+    In sequential PPO and with sharded weights one process uses all cores. With streaming the scorers get half of them in their
+    own process; with a single core they run in the actor's process without streaming.
     """
+    streams = spec.overlap.intra_step != "off" and (not spec.training.shards_weights or spec.models.reward.is_remote)
     if device.type == "cuda":
         gpus = [name(str(gpu)) for gpu in (device, scoring_device(spec, device))]
-        streams = spec.overlap.intra_step != "off"
         return Layout(list(dict.fromkeys(gpus)), (gpus[0],), (gpus[1],), threads, streams, scorer_roles(spec))
     devices = [name(f"cpu:{core}") for core in range(threads)]
     all_cores = tuple(devices)
-    if spec.overlap.intra_step == "off":
+    if spec.overlap.intra_step == "off" or spec.training.shards_weights:
         decode_threads = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
-        return Layout(devices, all_cores, all_cores, decode_threads, False, scorer_roles(spec))
+        return Layout(devices, all_cores, all_cores, decode_threads, streams, scorer_roles(spec))
     split = max(1, threads - threads // 2)
     scorers = all_cores[split:] or all_cores[:1]
     return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec))

@@ -30,7 +30,8 @@ from oppo_core.rollout.build import build_stop_conditions
 from oppo_core.rollout.prompts import PromptError, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.validate import tracker_errors
-from oppo_estimate.memory import Item, Role, checkpoint_bytes, decode_slots, memory_items
+from oppo_estimate.items import Item, Role
+from oppo_estimate.memory import checkpoint_bytes, decode_slots, memory_items
 from oppo_estimate.roles import build_role, role_head, split_roles
 from oppo_estimate.shapes import Head, Shape, read_shape
 

@@ -174,9 +174,11 @@ class Engine:
     def balance(self, rows: list[Sequence]) -> None:
         """Balance the rows of the batch by tokens among the ranks that train them. Collective.
 
-        Rows that scorers may have begun to read stay where their caches are: with streaming and with dynamic sampling.
+        Rows that scorers may have begun to read stay where their caches are: with streaming to scorers with whole weights, and
+        with dynamic sampling.
         """
-        if self.ranks.world > 1 and self.spec.overlap.intra_step == "off" and not self.spec.ppo.dynamic_sampling:
+        movable = self.spec.overlap.intra_step == "off" or self.spec.training.shards_weights
+        if self.ranks.world > 1 and movable and not self.spec.ppo.dynamic_sampling:
             move_sequences(rows, balance_rows(rows, self.ranks.world), self.ranks)
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:

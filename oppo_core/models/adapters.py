@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.models import Lora
 from oppo_core.models.protocol import Network
+from oppo_core.models.sharded_weights import load_weights, shard_like
 from oppo_core.models.tiny_transformer import TinyTransformer
 
 HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
@@ -68,7 +69,7 @@ def has_lora(network: object) -> bool:
 
 def size_and_adapters(network: Network) -> tuple[int, bool]:
     """A network's number of weights, unsharded, and whether only adapters of it are trained."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters()), has_lora(network)
+    return sum(weight.numel() for weight in network.parameters()), has_lora(network)
 
 
 def linear_layers(body: nn.Module) -> list[str]:
@@ -98,12 +99,12 @@ def load_trained_weights(network: Network, weights: dict[str, Tensor]) -> None:
         ModelFolderError: the frozen weights differ from those with which the adapters were trained.
     """
     if not has_lora(network):
-        network.load_state_dict(weights)
+        load_weights(network, weights)
         return
     assert isinstance(network, nn.Module)
     _check_digest(network, weights.get(DIGEST), weights.get(OLD_DIGEST))
     for name, weight in _trained(network).items():
-        weight.copy_(weights[name])
+        weight.copy_(shard_like(weights[name], weight))
 
 
 def _check_digest(network: nn.Module, saved: Tensor | None, old: Tensor | None) -> None:

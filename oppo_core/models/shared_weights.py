@@ -11,7 +11,7 @@ import logging
 import shutil
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -21,12 +21,13 @@ from oppo_core.models.protocol import Network
 # Linux's shared memory; a container often has little of it, and exceeding it kills the process.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 LOG = logging.getLogger(__name__)
-Kind = TypeVar("Kind", bound=nn.Module)
+Kind = TypeVar("Kind", bound=Network)
 
 
 def copy_sharing_weights(network: Kind) -> Kind:
     """A second tree of modules over the same parameters and buffers, without copies."""
-    return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())})
+    module = cast(nn.Module, network)
+    return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())})
 
 
 def move_to_shared_memory(network: Network, ranks_here: int = 1) -> dict[str, Tensor] | None:

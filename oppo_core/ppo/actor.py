@@ -26,6 +26,7 @@ from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_cost
 from oppo_core.models.model_io import restore_weights, save_actor, save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
+from oppo_core.models.sharded_weights import copy_trained
 from oppo_core.ppo.deferred_metrics import DeferredMetrics, TokenSums
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
@@ -79,6 +80,9 @@ class ActorProtocol(Protocol):
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
 
+    def hand_over(self) -> None:
+        """After `update`: copy the trained weights to the network that decodes, where that is another one. Collective."""
+
     def forget(self) -> None:
         """Drop the forward pass retained by `logprobs`."""
 
@@ -93,13 +97,16 @@ class ActorTrainer:
     def __init__(
         self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = SINGLE,
         backend: BackendFactory = plain, training: Training = PLAIN_TRAINING, max_new_tokens: int = 1,
+        decoding: Network | None = None,
     ) -> None:  # fmt: skip
         """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes.
 
-        `max_new_tokens`: divisor of `loss_aggregation: token_sum`.
+        `max_new_tokens`: divisor of `loss_aggregation: token_sum`. `decoding`: the network that decodes, with whole weights,
+        where `network` is sharded.
         """
         self.ranks = ranks
         self.network = network
+        self.decoding = decoding if decoding is not None else network
         self.ppo = ppo
         self.temperature = temperature
         self.training = training
@@ -117,19 +124,27 @@ class ActorTrainer:
         state = self.optimizer.state()
         if not self.ranks.first:
             return
-        save_actor(self.network, folder / WEIGHTS, source, eos, pad)
+        save_actor(self.decoding, folder / WEIGHTS, source, eos, pad)
         save_weights(state, folder / MOMENTS)
         if self.average is not None:
             with self.average.swapped_in():
-                save_actor(self.network, folder / EMA, source, eos, pad)
+                save_actor(self.decoding, folder / EMA, source, eos, pad)
             save_weights(self.average.state(), folder / EMA_MASTER)
 
     def load(self, folder: Path) -> None:
         self.forget()
-        restore_weights(self.network, folder / WEIGHTS)
+        restore_weights(self.decoding, folder / WEIGHTS)
+        if self.network is not self.decoding:
+            copy_trained(self.decoding.parameters(), self.network.parameters())
         self.optimizer.load_state(load_file(folder / MOMENTS))
         if self.average is not None:
             self.average.load_state(load_file(folder / EMA_MASTER))
+
+    def hand_over(self) -> None:
+        """Gather the trained weights into the network that decodes, one at a time, if it is another one. Collective."""
+        if self.network is not self.decoding:
+            with self.ranks.rank_errors("gathering the weights"):
+                copy_trained(self.network.parameters(), self.decoding.parameters())
 
     def forget(self) -> None:
         self._retained = None
@@ -137,7 +152,7 @@ class ActorTrainer:
     @property
     def saves_bytes(self) -> int:
         """Trained weights, optimizer state and the moving average."""
-        weights = tensor_bytes(weight for weight in self.network.parameters() if weight.requires_grad)
+        weights = tensor_bytes(weight for weight in self.decoding.parameters() if weight.requires_grad)
         average = 0 if self.average is None else weights + self.average.saves_bytes
         return weights + self.optimizer.saves_bytes + average
 
@@ -171,7 +186,8 @@ class ActorTrainer:
         budget = self.budget.tokens
         if kept is None:
             kept = budget * self.training.retained_passes if self.optimizer.holds_graphs else 0
-        return RetainedForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs)
+        reads = partial(self.optimizer.reads, shortest=self._shortest_pass)
+        return RetainedForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs, reads)
 
     def update(
         self, experience: Experience, step: int, kl_coefficient: float, early: EarlyPart | None = None

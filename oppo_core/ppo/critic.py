@@ -24,6 +24,7 @@ from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_cost
 from oppo_core.models.model_io import save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
+from oppo_core.models.sharded_weights import gather_weights
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.experience import Experience
@@ -94,7 +95,7 @@ class CriticTrainer:
     ) -> None:  # fmt: skip
         """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes."""
         self.ranks = ranks
-        self.network = network
+        self.network, self.dtype = network, next(network.parameters()).dtype
         self.ppo = ppo
         self.seed = seed
         prepare_for_training(network, training)
@@ -142,7 +143,7 @@ class CriticTrainer:
                 with self.ranks.raise_on_all(NonFiniteError):
                     add = partial(self._add_gradients, tokens, update, rows, total, retained)
                     loss, clipped = self.budget.run("the critic's update", add)
-                    self.optimizer.pad_passes(partial(_values, rows=ONE_TOKEN, packs=False))
+                    self.optimizer.pad_passes(_shortest_pass)
                 self._add_early(total, sums)
                 sums.loss, sums.clipped, sums.tokens = sums.loss + loss, sums.clipped + clipped, sums.tokens + total
                 yield
@@ -218,7 +219,8 @@ class CriticTrainer:
             budget = self.budget.tokens
             most = budget * self.training.retained_passes if self.optimizer.holds_graphs else 0
             most = most if kept is None else kept
-            return RetainedForward(compute, lengths, sizes, budget, most, pass_costs(self.network), self.training.packs)
+            reads = partial(self.optimizer.reads, shortest=_shortest_pass)
+            return RetainedForward(compute, lengths, sizes, budget, most, pass_costs(self.network), self.training.packs, reads)
 
         return self.budget.run("the critic's forward pass", retain)
 
@@ -244,11 +246,12 @@ class CriticTrainer:
         return loss_sum, clipped_sum
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer state into `folder`; only the first rank writes, as all hold the same."""
+        """Write weights and optimizer state into `folder`. Every rank must call it; the first one writes."""
         state = self.optimizer.state()
+        weights = gather_weights(trained_weights(self.network), self.dtype, self.ranks.first)
         if not self.ranks.first:
             return
-        save_weights(trained_weights(self.network), Path(folder) / WEIGHTS)
+        save_weights(weights, Path(folder) / WEIGHTS)
         save_weights(state, Path(folder) / MOMENTS)
 
     @property
@@ -260,6 +263,11 @@ class CriticTrainer:
         """Restore what `save` wrote."""
         load_trained_weights(self.network, load_file(folder / WEIGHTS))
         self.optimizer.load_state(load_file(folder / MOMENTS))
+
+
+def _shortest_pass(network: Network) -> tuple[Tensor]:
+    """The pass that a rank makes where other ranks have more rows."""
+    return _values(network, ONE_TOKEN, False)
 
 
 def _values(network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], packs: bool) -> tuple[Tensor]:

@@ -19,6 +19,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Support
+from oppo_estimate.memory import HEAD_SLICE
 
 
 def response_tokens(tokens: list[NDArray[np.int64]], prompt_lengths: list[int], like: Tensor) -> Tensor:
@@ -42,6 +43,17 @@ def token_logprobs(
         logp, entropy = checkpoint_slices(compute, states_MH, (targets_M, support))
         return logp, entropy
     return compute(states_MH, targets_M, support)
+
+
+@torch.no_grad()
+def sliced_logprobs(network: Network, states_MH: Tensor, targets_M: Tensor, support: Support, temperature: float) -> Tensor:
+    """Log-probs [M] of `targets_M` over their support, without gradients: at most `HEAD_SLICE` tokens per pass over the head."""
+    logprobs = []
+    for start in range(0, len(states_MH), HEAD_SLICE):
+        part = slice(start, start + HEAD_SLICE)
+        logits = mask_unsupported(precise(network.logits(states_MH[part])) / temperature, support[part])
+        logprobs.append(torch.log_softmax(logits, dim=-1).gather(-1, targets_M[part, None]).squeeze(-1))
+    return torch.cat(logprobs)
 
 
 def next_token_loss(network: Network, states_MH: Tensor, targets_M: Tensor, sliced: bool) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +16,11 @@ from torch import Tensor
 from oppo_core.models.microbatching import CPU_COSTS, PassCosts, packed_batches, ragged_batches
 
 Outputs = tuple[Tensor, ...]
+
+
+def unannounced(_: int) -> AbstractContextManager[None]:
+    """Default `reads`: no other rank needs to know of a pass."""
+    return nullcontext()
 
 
 class RetainedForward:
@@ -33,12 +39,14 @@ class RetainedForward:
         kept: int,
         costs: PassCosts = CPU_COSTS,
         packs: bool = False,
+        reads: Callable[[int], AbstractContextManager[None]] = unannounced,
     ) -> None:
         """`lengths`: tokens per row, prompt included; `sizes`: response tokens per row; `budget`: maximum tokens per pass.
 
-        Padding counts towards budgets, except with `packs`, which has none.
+        Padding counts towards budgets, except with `packs`, which has none. `reads(n)`: a context manager around n passes
+        without gradients (`TrainingBackend.reads`).
         """
-        self._compute = compute
+        self._compute, self._reads = compute, reads
         self._sizes = sizes
         self._groups: list[tuple[list[int], Outputs | None]] = []
         retained = 0
@@ -57,12 +65,14 @@ class RetainedForward:
 
     @property
     def first(self) -> list[Tensor]:
-        """The first output, detached, one tensor per row."""
+        """The first output, detached, one tensor per row. Collective where passes are."""
         result: list[Tensor] = [torch.empty(0)] * len(self._sizes)
-        if not self._groups:
+        with self._reads(sum(outputs is None for _, outputs in self._groups)):
+            parts = [self._first_output(rows, outputs) for rows, outputs in self._groups]
+        if not parts:
             return result
         order = [row for rows, _ in self._groups for row in rows]
-        whole = torch.cat([self._first_output(rows, outputs) for rows, outputs in self._groups]).cpu()
+        whole = torch.cat(parts).cpu()
         for row, part in zip(order, torch.split(whole, [self._sizes[row] for row in order]), strict=True):
             result[row] = part
         return result

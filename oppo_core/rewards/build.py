@@ -19,10 +19,12 @@ from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
 from oppo_core.rewards.protocol import FinishedReward, StreamingReward
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, needs_line
+from oppo_core.rewards.sharded_model import ShardedModelReward
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.conversations import Conversations, read_conversations
 from oppo_core.rollout.prompts import prompt_files
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
+from oppo_core.training.sharded_module import ShardedModule
 from oppo_estimate.shapes import read_shape
 
 SEED_STRIDE = 1009
@@ -32,7 +34,7 @@ SEED_STRIDE = 1009
 class RewardBuilder:
     """Common arguments of all parts. `check_context` raises if a streamed network's context is too short for the run.
 
-    `slots`: most sequences in flight.
+    `slots`: most sequences in flight. `shard`: shards a model over the ranks (`training.backend: fsdp2`); None: it stays whole.
     """
 
     spec: RunSpec
@@ -41,6 +43,7 @@ class RewardBuilder:
     device: torch.device
     check_context: Callable[[Network], None]
     slots: int = 1
+    shard: Callable[[Network], ShardedModule] | None = None
     codec: TextCodec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,10 +80,12 @@ class RewardBuilder:
         network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
         if source.reads == "tokens":
             self.check_context(network)
-            return Part(source.weight, network)
-        encoder = self._encoder(source.model, source.reads)
-        budget = PassBudget(self.spec.ppo.micro_batch_tokens, name="text-reads")
-        return Part(source.weight, finished=TextModelReward(network, encoder, budget))
+            if self.shard is None:
+                return Part(source.weight, network)
+        encoder, tokens = self._encoder(source.model, source.reads), self.spec.ppo.micro_batch_tokens
+        if self.shard is not None:
+            return Part(source.weight, finished=ShardedModelReward(self.shard(network), encoder, tokens))
+        return Part(source.weight, finished=TextModelReward(network, encoder, PassBudget(tokens, name="text-reads")))
 
     def _served(self, model: ModelSpec, memory_share: float) -> StreamingReward:
         """A model served by vLLM."""
@@ -111,6 +116,8 @@ class RewardBuilder:
         return ServiceReward(source.http, self.spec.seed, self.records() if source.http.send_line else None)
 
     def _encoder(self, model: ModelSpec, reads: str) -> Encode:
+        if reads == "tokens":
+            return lambda answer: answer.prompt_ids + answer.response_ids
         if model.tiny is not None:
             if reads == "chat":
                 raise RewardError("a built-in reward model has no chat template; set reads: text (or tokens)")

@@ -14,6 +14,7 @@ from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.protocol import Answer, FinishedReward, StreamingReward
+from oppo_core.rewards.sharded_model import ShardedModelReward
 from oppo_core.rollout.conversations import Conversations
 from oppo_core.rollout.tokenizer import TextCodec
 
@@ -101,6 +102,12 @@ class RewardReader:
             for i, reading in stream.read(tokens, finished).items():
                 if i in finished:
                     self._streamed[number, i] = stream.network.scalar(reading.hidden[-1])
+
+    def read_together(self, alive: Callable[[], None]) -> None:
+        """Let sharded reward models read what was submitted since the last call. Every rank must call it."""
+        for part in self.finished.values():
+            if isinstance(part, ShardedModelReward):
+                part.read_waiting(alive)
 
     def is_scored(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_core.models.host_device import on_host
 from oppo_core.ppo.actor import ActorTrainer
@@ -17,6 +18,14 @@ from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.scoring.single_pass import SinglePassScorers
+
+
+@dataclass(frozen=True, slots=True)
+class SharedActor:
+    """The actor's weights by name and its gradient sums in shared memory, for update overlap."""
+
+    weights: dict[str, Tensor]
+    gradients: EarlyGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +64,13 @@ class EarlyScorers(SinglePassScorers):
         ids, is_warmup = [s.sequence_id for s in batch.sequences], self.actor.is_critic_warmup(batch.step)
         sequences = [self.sequences[i] for i in ids]
         tokens, prompts = [sequence.tokens for sequence in sequences], [sequence.prompt_length for sequence in sequences]
-        self._await_rewards(ids)
+        rewards = self._rewards(ids)
         with self.trace.span("actor", "actor-forward", rows=len(ids)):
             forward = self.actor.forward(tokens, prompts, 0 if is_warmup else None, [sequence.support for sequence in sequences])
             proximal = forward.first
         with self.trace.span("critic", "update-critic", rows=len(ids)):
             retained = self.trainer.forward(tokens, prompts)
-            scored = list(self._scored(ids, on_host([[values] for values in retained.first])).values())
+            scored = list(self._scored(ids, on_host([[values] for values in retained.first]), rewards).values())
             experience = build_experience(
                 batch.sequences, proximal, scored, self.actor.ppo, batch.kl_coefficient, batch.step, ScoreMoments()
             )  # fmt: skip

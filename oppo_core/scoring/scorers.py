@@ -17,17 +17,15 @@ from oppo_core.models.oom_retry import PassBudget, limit
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.ppo.logprobs import sliced_logprobs
 from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
-from oppo_core.rollout.sampling_support import concat_supports, mask_unsupported
+from oppo_core.rollout.sampling_support import concat_supports
 from oppo_core.rollout.sequence import Support
 from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.trace.recorder import Recorder
-
-# Tokens per slice of the reference's logits: over a large vocabulary those of a long answer would take gigabytes.
-LOGITS_SLICE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +111,15 @@ class ScorerProtocol(Protocol):
         """Stop the scorers."""
 
 
+# A sequence's raw score of each reward part, and `Scored.cached`.
+Rewarded = tuple[tuple[float, ...], tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The scorers' networks, and the parts of the reward."""
+    """The scorers' networks, and the parts of the reward. `reference` and `critic` are None where others read them."""
 
-    reference: Network
+    reference: Network | None
     critic: Network | None
     rewards: Rewards
 
@@ -147,8 +149,10 @@ class ScorerSet:
         self.trace = trace
         self.temperature = temperature
         reads = PassBudget(pass_tokens, name="reads")
-        self.reference = IncrementalPrefill(networks.reference, slots, columns, reads)
-        self.critic = IncrementalPrefill(networks.critic, slots, columns, reads) if networks.critic is not None else None
+        self.reference, self.critic = (
+            IncrementalPrefill(network, slots, columns, reads) if network is not None else None
+            for network in (networks.reference, networks.critic)
+        )
         self.reward = RewardReader(networks.rewards, slots, columns, reads)
         self._budgets = [reads, *self.reward.budgets, *([trainer.budget] if trainer is not None else [])]
         for budget in self._budgets:
@@ -186,9 +190,9 @@ class ScorerSet:
             sequence.finished, sequence.stopped = delta.finished, delta.stopped
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        self._await_rewards(sequence_ids)
+        rewards = self._rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = self._scored(sequence_ids, on_host([self.sequences[i].values for i in sequence_ids]))
+            self._scores = self._scored(sequence_ids, on_host([self.sequences[i].values for i in sequence_ids]), rewards)
 
     def forward_critic(self, sequence_ids: list[int]) -> None:
         if self.trainer is None or self.trainer.ppo.optimizer_steps > 1 or self._retained is not None:
@@ -211,6 +215,7 @@ class ScorerSet:
             stopped = {delta.sequence_id for delta in deltas if delta.stopped}
             prompts = {delta.sequence_id: delta.prompt_length for delta in deltas}
             self.reward.read(tokens, prompts, set(tokens), stopped, self.alive)
+            self.reward.read_together(self.alive)
         with self.trace.wait("eval"):
             self.reward.wait(list(tokens), self.alive)
         self._evaluated = {i: self.reward.total(parts) for i, parts in self.reward.scores(list(tokens)).items()}
@@ -269,9 +274,9 @@ class ScorerSet:
     def _drop(self, sequence_id: int) -> None:
         del self.sequences[sequence_id]
         self.reward.forget(sequence_id)
-        self.reference.forget(sequence_id)
-        if self.critic is not None:
-            self.critic.forget(sequence_id)
+        for prefill in (self.reference, self.critic):
+            if prefill is not None:
+                prefill.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:
@@ -284,8 +289,9 @@ class ScorerSet:
             prompts = {i: sequence.prompt_length for i, sequence in sequences.items()}
             stopped = {i for i, sequence in sequences.items() if sequence.stopped}
             self.reward.read(tokens, prompts, finished, stopped, self.alive)
-        with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(sequences)):
-            self._read_reference(sequences, self.reference.read(tokens, finished))
+        if self.reference is not None:
+            with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(sequences)):
+                self._read_reference(self.reference.network, sequences, self.reference.read(tokens, finished))
         self._read_critic(sequences, tokens, finished, chunk)
 
     def _read_critic(
@@ -297,18 +303,16 @@ class ScorerSet:
             for i, new in self.critic.read(tokens, finished).items():
                 sequences[i].values.append(precise(self.critic.network.scalar(_predicting(sequences[i], new))))
 
-    def _await_rewards(self, sequence_ids: list[int]) -> None:
-        """Block until the reward services have scored these finished sequences."""
-        if self.reward.is_scored(sequence_ids):
-            return
-        with self.trace.wait("score"):
-            self.reward.wait(sequence_ids, self.alive)
+    def _rewards(self, sequence_ids: list[int]) -> dict[int, Rewarded]:
+        """Block until the reward services have scored these finished sequences; a streamed part's scores come in one copy."""
+        if not self.reward.is_scored(sequence_ids):
+            with self.trace.wait("score"):
+                self.reward.wait(sequence_ids, self.alive)
+        parts, cached = self.reward.scores(sequence_ids), self.reward.cached(sequence_ids)
+        return {i: (parts[i], cached[i]) for i in sequence_ids}
 
-    def _read_reference(self, sequences: dict[int, ScoredSequence], read: dict[int, NewStates]) -> None:
-        """Append reference log-probs, over their support, of the response tokens that the new states predict.
-
-        The head reads all sequences together: at most `LOGITS_SLICE_TOKENS` tokens per pass over its weights.
-        """
+    def _read_reference(self, network: Network, sequences: dict[int, ScoredSequence], read: dict[int, NewStates]) -> None:
+        """Append reference log-probs, over their support, of the response tokens that the new states predict."""
         predicting = {i: _predicting(sequences[i], new) for i, new in read.items()}
         predicting = {i: states for i, states in predicting.items() if len(states)}
         if not predicting:
@@ -318,28 +322,19 @@ class ScorerSet:
             first = max(read[i].first + 1, sequences[i].prompt_length)
             tokens.append(sequences[i].tokens[first : first + len(states)])
             support.append(sequences[i].support[first - sequences[i].prompt_length :][: len(states)])
-        logprobs = self._reference_logprobs(
-            torch.cat(list(predicting.values())), np.concatenate(tokens), concat_supports(support)
-        )
+        states_MH = torch.cat(list(predicting.values()))  # the head reads all sequences together
+        tokens_M = to_device(np.concatenate(tokens), states_MH.device)
+        logprobs = sliced_logprobs(network, states_MH, tokens_M, concat_supports(support), self.temperature)
         for i, row in zip(predicting, torch.split(logprobs, [len(states) for states in predicting.values()]), strict=True):
             sequences[i].reference_logprobs.append(row)
 
-    def _reference_logprobs(self, states_MH: Tensor, tokens: NDArray[np.int64], support: Support) -> Tensor:
-        """Log-probs [M] of `tokens`, which the states predict."""
-        tokens_M, logprobs = to_device(tokens, states_MH.device), []
-        for start in range(0, len(states_MH), LOGITS_SLICE_TOKENS):
-            part = slice(start, start + LOGITS_SLICE_TOKENS)
-            logits = mask_unsupported(precise(self.reference.network.logits(states_MH[part])) / self.temperature, support[part])
-            logprobs.append(torch.log_softmax(logits, dim=-1).gather(-1, tokens_M[part, None]).squeeze(-1))
-        return torch.cat(logprobs)
-
-    def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
-        """Scores of sequences whose rewards are ready, with the critic's `values`; batches device-to-host copies."""
-        parts = self.reward.scores(sequence_ids)
-        cached = self.reward.cached(sequence_ids)
+    def _scored(
+        self, sequence_ids: list[int], values: list[NDArray[np.float64]], rewards: dict[int, Rewarded]
+    ) -> dict[int, Scored]:  # fmt: skip
+        """Scores of sequences with these `rewards` and the critic's `values`; batches device-to-host copies."""
         logprobs = on_host([self.sequences[i].reference_logprobs for i in sequence_ids])
         return {
-            i: Scored(self.reward.total(parts[i]), reference, row, parts=parts[i], cached=cached[i])
+            i: Scored(self.reward.total(rewards[i][0]), reference, row, parts=rewards[i][0], cached=rewards[i][1])
             for i, reference, row in zip(sequence_ids, logprobs, values, strict=True)
         }
 

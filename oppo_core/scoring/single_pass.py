@@ -19,15 +19,15 @@ class SinglePassScorers(ScorerSet):
         """No-op: the critic reads the batch when it is complete."""
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        values = self._values(sequence_ids)
-        self._await_rewards(sequence_ids)
+        values, rewards = self._values(sequence_ids), self._rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = self._scored(sequence_ids, values)
+            self._scores = self._scored(sequence_ids, values, rewards)
 
     def _values(self, sequence_ids: list[int]) -> list[NDArray[np.float64]]:
-        """The critic's values of whole answers. Retains the forward pass for the update."""
+        """The critic's values of whole answers. Retains the forward pass for an update of one optimizer step."""
         assert self.trainer is not None
         rows = [self.sequences[i] for i in sequence_ids]
         with self.trace.span("critic", "critic-prefill", rows=len(rows)):
-            self._retained = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
-            return on_host([[row] for row in self._retained.first])
+            forward = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
+            self._retained = forward if self.trainer.ppo.optimizer_steps == 1 else None
+            return on_host([[row] for row in forward.first])

@@ -63,6 +63,9 @@ class SimulatedActor:
         self._retained_tokens = 0
         return {}
 
+    def hand_over(self) -> None:
+        """No-op: not modelled."""
+
     def forget(self) -> None:
         self._retained_tokens = 0
 

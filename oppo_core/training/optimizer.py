@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,6 +90,10 @@ class Optimizer:
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
         return compute(network)
+
+    def reads(self, passes: int, shortest: Callable[[Network], Any]) -> AbstractContextManager[None]:
+        """No-op: passes contain no collectives."""
+        return nullcontext()
 
     def begin(self, passes: int) -> None:
         """Zero the gradients; ranks may run different numbers of passes."""

@@ -7,7 +7,8 @@ With several ranks: each rank announces in `begin` how many backward passes it w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -34,7 +35,13 @@ class TrainingBackend(Protocol):
         """Approximate size of `state` in bytes."""
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """Apply `compute` to the network that is trained; `network` is the copy that the other roles use."""
+        """One pass: apply `compute` to `network`, which is the one that is trained."""
+
+    def reads(self, passes: int, shortest: Callable[[Network], Any]) -> AbstractContextManager[None]:
+        """Context manager around `passes` calls of `forward` without gradients.
+
+        Where passes are collective, it adds those, of `shortest`, that other ranks have more. Every rank must enter it.
+        """
 
     def begin(self, passes: int) -> None:
         """Zero the gradients and announce `passes` backward passes before the next `apply`."""

@@ -35,9 +35,7 @@ class EqualizedPasses(ABC):
     """
 
     def __init__(self, network: Network, ranks: Ranks) -> None:
-        """`network` is the copy that the other roles use."""
-        self.ranks = ranks
-        self._whole = network
+        self.ranks, self.network = ranks, network
         self._due = 0  # backward passes left before the next step
         self._fault = ""
 
@@ -56,7 +54,7 @@ class EqualizedPasses(ABC):
     def pad_passes(self, compute: Callable[[Network], Outputs]) -> None:
         """Run `compute` with a loss of zero until this rank has made as many passes as the others."""
         while self._due:
-            self.backward(self.forward(compute, self._whole)[0].sum() * 0.0)
+            self.backward(self.forward(compute, self.network)[0].sum() * 0.0)
 
     def fault(self, reason: str) -> None:
         """Record the first fault; `raise_faults` raises it on every rank."""

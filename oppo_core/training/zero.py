@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO as a `TrainingBackend`: the optimizer state is sharded, and at stage 3 the trainable weights too.
+"""DeepSpeed's ZeRO as a `TrainingBackend`: the moments and master weights are sharded (stage 1), and the gradients too (2).
+
+Every rank has the whole weights, and the other roles use them. Stage 3, which shards these too, is left to FSDP2.
 
 DeepSpeed communicates in every backward pass, so all ranks make the same number of passes (`EqualizedPasses`).
 
@@ -10,16 +12,15 @@ Not tested on a GPU yet: NCCL and offloading.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 
 from oppo_contract.spec import Training
@@ -36,34 +37,25 @@ BUCKET_NUMBERS = 2**24  # gradient elements in one all-reduce
 
 
 class ZeroBackend(EqualizedPasses):
-    """One role's network in a DeepSpeed engine.
-
-    Stages 1 and 2 train the network that the other roles use. Stage 3 trains a sharded copy, which is gathered after each step,
-    one parameter at a time, into the full network.
-    """
+    """One role's network in a DeepSpeed engine."""
 
     def __init__(
         self, settings: Training, network: Network, rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks
     ) -> None:
         super().__init__(network, ranks)
-        self.rates, self._stage = rates, settings.zero_stage
+        self.rates = rates
         self.parameters = trainable_parameters(network)
-        within = copy.deepcopy(network) if self._stage == 3 else network
-        self._parts = trainable_parameters(within)
-        adamw = torch.optim.AdamW(self._parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
+        adamw = torch.optim.AdamW(self.parameters, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
         self._deepspeed = _load(self.parameters[0].device, ranks)
         config = _config(settings, max_norm, self.parameters[0].dtype)
-        with _using_linear(nn.functional.linear):
-            self._engine = self._deepspeed.initialize(
-                model=PassThroughModule(within), optimizer=adamw, config=config, dist_init_required=False
-            )[0]
-            self._linear = nn.functional.linear
+        self._engine = self._deepspeed.initialize(
+            model=PassThroughModule(network), optimizer=adamw, config=config, dist_init_required=False
+        )[0]
         self._steps = 0  # optimizer steps taken
 
     @property
     def holds_graphs(self) -> bool:
-        """False at stage 3, which frees the weights that a retained graph needs: its gradients would be wrong."""
-        return self._stage < 3
+        return True
 
     @property
     def saves_bytes(self) -> int:
@@ -71,11 +63,15 @@ class ZeroBackend(EqualizedPasses):
         return sum(p.numel() * (12 if is_low_precision(p) else 8) for p in self.parameters)
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """Without gradients the full network is used, so no collective runs."""
+        """Passes without gradients do not go through DeepSpeed, so they contain no collectives."""
         if not torch.is_grad_enabled():
-            return compute(self._whole)
-        with _using_linear(self._linear), self.ranks.rank_errors("a forward pass"):
+            return compute(self.network)
+        with self.ranks.rank_errors("a forward pass"):
             return cast(Outputs, self._engine(compute))
+
+    def reads(self, passes: int, shortest: Callable[[Network], Any]) -> AbstractContextManager[None]:
+        """No-op: passes without gradients contain no collectives."""
+        return nullcontext()
 
     def begin(self, passes: int) -> None:
         """Collective: the number of passes becomes the maximum over the ranks."""
@@ -99,17 +95,15 @@ class ZeroBackend(EqualizedPasses):
         if not norm < float("inf"):
             raise nonfinite_error(role, norm, step)
         self._steps += 1
-        with self.ranks.rank_errors("gathering the weights"):
-            self._update_full_network()
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """Gathered one parameter at a time; only rank 0 keeps the result."""
         state: dict[str, Tensor] = {}
-        for number, (whole, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
+        for number, weight in enumerate(self.parameters):
             with self.ranks.rank_errors("gathering the optimizer's state"):
-                gathered = {f"{number}.{name}": value for name, value in self._read(whole, part) if self.ranks.first}
-            state |= {name: value.detach().reshape(whole.shape).to("cpu", copy=True) for name, value in gathered.items()}
+                gathered = {f"{number}.{name}": value for name, value in self._read(weight) if self.ranks.first}
+            state |= {name: value.detach().reshape(weight.shape).to("cpu", copy=True) for name, value in gathered.items()}
             if self._steps and self.ranks.first:
                 state[f"{number}.step"] = torch.tensor(float(self._steps))
         return state
@@ -118,85 +112,38 @@ class ZeroBackend(EqualizedPasses):
         self._steps = int(tensors["0.step"]) if "0.step" in tensors else 0
         if self._steps:
             self._make_moments()
-        for number, (whole, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            self._write(part, tensors.get(f"{number}.{MASTER}", whole.detach()))
+        for number, weight in enumerate(self.parameters):
+            self._write(weight, tensors.get(f"{number}.{MASTER}", weight.detach()))
             for name in MOMENTS if self._steps else ():
-                self._write(part, tensors[f"{number}.{name}"], name)
-            with self._gathered(part, changed=True):
-                part.data.copy_(whole.data)
+                self._write(weight, tensors[f"{number}.{name}"], name)
 
-    def _read(self, whole: Parameter, part: Parameter) -> Iterator[tuple[str, Tensor]]:
+    def _read(self, weight: Parameter) -> Iterator[tuple[str, Tensor]]:
         """Master weight and moments of one parameter, by name. Collective."""
         tools = self._deepspeed.utils
-        if is_low_precision(whole):
-            yield MASTER, tools.safe_get_full_fp32_param(part)
+        if is_low_precision(weight):
+            yield MASTER, tools.safe_get_full_fp32_param(weight)
         for name in MOMENTS if self._steps else ():
-            yield name, tools.safe_get_full_optimizer_state(part, name)
+            yield name, tools.safe_get_full_optimizer_state(weight, name)
 
-    def _write(self, part: Parameter, value: Tensor, *name: str) -> None:
+    def _write(self, weight: Parameter, value: Tensor, *name: str) -> None:
         """Write a parameter's master weight, or the named moment, into this rank's shard."""
         tools = self._deepspeed.utils
-        value = value.float().to(part.device)
-        if self._stage < 3:
-            (tools.safe_set_full_optimizer_state if name else tools.safe_set_full_fp32_param)(part, value, *name)
-            return
-        # `safe_set_full_*` fails where the padded shards are longer than the parameter.
-        size = part.ds_tensor.numel()  # type: ignore[attr-defined]
-        padded = nn.functional.pad(value.flatten(), (0, size * self.ranks.world - value.numel()))
-        own = padded[self.ranks.rank * size : (self.ranks.rank + 1) * size]
-        (tools.safe_set_local_optimizer_state if name else tools.safe_set_local_fp32_param)(part, own, *name)
-
-    @torch.no_grad()
-    def _update_full_network(self) -> None:
-        """Copy the trained weights into the network that the other roles use."""
-        if self._stage < 3:
-            return
-        for whole, part in zip(self.parameters, self._parts, strict=True):
-            with self._gathered(part):
-                whole.copy_(part)
-
-    @contextmanager
-    def _gathered(self, part: Parameter, changed: bool = False) -> Iterator[None]:
-        """Gather a parameter for the block; with `changed` the block writes it on every rank, and it is sharded again."""
-        gather = self._deepspeed.zero.GatheredParameters
-        with gather([part], modifier_rank=0 if changed else None, enabled=self._stage == 3), torch.no_grad():
-            yield
+        write = tools.safe_set_full_optimizer_state if name else tools.safe_set_full_fp32_param
+        write(weight, value.float().to(weight.device), *name)
 
     def _make_moments(self) -> None:
         """Create zero moments, which DeepSpeed creates in its first step only. Uses attributes that are not its public API."""
         zero = self._engine.optimizer
         plain = zero.optimizer
-        flats = (
-            zero.fp32_partitioned_groups_flat
-            if self._stage == 3
-            else [flat for group in plain.param_groups for flat in group["params"]]
-        )
+        flats = [flat for group in plain.param_groups for flat in group["params"]]
         for flat in flats:
             plain.state[flat] = {"step": torch.tensor(float(self._steps))} | {name: torch.zeros_like(flat) for name in MOMENTS}
-        if self._stage < 3:
-            zero._lazy_init_hp_params_optimizer_state()
-
-
-@contextmanager
-def _using_linear(chosen: Callable[..., Tensor]) -> Iterator[None]:
-    """Use `chosen` as `torch.nn.functional.linear` within the block.
-
-    ZeRO-3 replaces torch's function for the whole process by one that does not keep gathered weights. It rounds differently, so
-    outside DeepSpeed's own passes torch's function is put back: the decoder and the other networks must not change.
-    """
-    plain = nn.functional.linear
-    nn.functional.linear = chosen
-    try:
-        yield
-    finally:
-        nn.functional.linear = plain
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 def _config(settings: Training, max_norm: float, dtype: torch.dtype) -> dict[str, Any]:
     """DeepSpeed's configuration. The optimizer is torch's AdamW on every device, so that nothing is compiled."""
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "reduce_bucket_size": BUCKET_NUMBERS}
-    if settings.zero_stage == 3:
-        zero["stage3_param_persistence_threshold"] = 0
     if settings.offload == "optimizer":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     # The number of passes and the token count are handled in `begin` and `backward`, not by DeepSpeed.

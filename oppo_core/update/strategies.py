@@ -52,7 +52,11 @@ class PlainUpdate:
     def train_actor(self, engine: Engine, experience: Experience, version: int) -> dict[str, float]:
         """Update the actor; returns `actor/*` metrics."""
         with engine.trace.span("actor", "update-actor", rows=len(experience.sequences)):
-            return engine.actor.update(experience, version, engine.progress.kl_coefficient)
+            metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
+        if engine.spec.training.shards_weights:
+            with engine.trace.span("actor", "weights"):
+                engine.actor.hand_over()
+        return metrics
 
 
 def wait_for_critic(engine: Engine) -> dict[str, float]:

@@ -50,6 +50,12 @@ RETIRED = {
         allowed="skip, which leaves out the step that is not finite, or raise, which ends the run so that it can be resumed",
         read_as="skip",
     ),
+    "training.zero_stage": RetiredSetting(
+        "stage 3 was removed: each rank had the whole weights beside its shards, so it saved nothing over stage 2",
+        applies=lambda value: bool(value == 3),
+        allowed="1 or 2; or training.backend fsdp2, which shards the weights",
+        read_as=2,
+    ),
 }
 
 

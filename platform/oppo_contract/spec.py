@@ -159,14 +159,11 @@ class RunSpec(Section):
         if training.backend == "plain":
             return self
         float64 = self.resources.dtype == "float64" and training.backend == "deepspeed"
-        gathers = training.zero_stage == 3 and training.recompute != "off"
-        unequal = "off, or training.zero_stage 1 or 2: at stage 3 nodes would gather weights unequally often"
         conflicts = [
             ("resources.dtype", float64, "float32 or bfloat16: it updates float32 weights"),
             ("overlap.update_overlap", overlap, "false: it needs the whole gradient in one process"),
             ("ppo.on_nonfinite", ppo.on_nonfinite != "raise", "raise: a sharded backend clips and steps at once"),
             ("ppo.ema_decay", ppo.ema_decay is not None, "empty: no rank has the full weights to average"),
-            ("training.recompute", gathers, unequal),
         ]
         self._check_conflicts(f"training.backend {training.backend}", conflicts)
         return self
@@ -270,7 +267,7 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def check_retained_passes(self) -> Self:
         training, steps = self.training, self.ppo.optimizer_steps
-        frees = training.backend == "fsdp2" or (training.backend == "deepspeed" and training.zero_stage == 3)
+        frees = training.backend == "fsdp2"
         if training.retained_passes != 1 and (steps > 1 or frees):
             reason = f"with {steps} optimizer steps per batch" if steps > 1 else "where weights are freed after each pass"
             raise SettingError(
@@ -312,8 +309,8 @@ class RunSpec(Section):
             return kind
         if self.rollout.backend == "vllm" or any(source.served_by == "vllm" for source in sources):
             return "cuda"
-        streams_sharded = self.training.backend != "plain" and self.overlap.intra_step != "off"
-        return "cpu" if self.overlap.update_overlap or streams_sharded else "any"
+        streams_deepspeed = self.training.backend == "deepspeed" and self.overlap.intra_step != "off"
+        return "cpu" if self.overlap.update_overlap or streams_deepspeed else "any"
 
     def tiny_models(self) -> list[tuple[str, TinyArchitecture]]:
         """(field path, architecture) of each tiny model that reads the actor's tokens."""

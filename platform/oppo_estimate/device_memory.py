@@ -8,7 +8,8 @@ from typing import Any
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
-from oppo_estimate.memory import Item, decode_slots, memory_items, pass_tokens
+from oppo_estimate.items import Item
+from oppo_estimate.memory import decode_slots, memory_items, pass_tokens
 from oppo_estimate.roles import build_roles, split_roles
 from oppo_estimate.shapes import Shape
 
@@ -72,7 +73,7 @@ def scores_apart(spec: RunSpec, cores: int, gpu: bool) -> bool:
     """Whether the scorers have devices of their own: half of a CPU's cores in another process, or other GPUs."""
     if gpu:
         return spec.resources.scoring_devices > 0
-    return spec.overlap.intra_step != "off" and rank_cores(spec, cores) > 1
+    return spec.overlap.intra_step != "off" and rank_cores(spec, cores) > 1 and not spec.training.shards_weights
 
 
 def _process_items(spec: RunSpec, cores: int, transformers: bool) -> list[Item]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from oppo_contract.spec import RunSpec
+from oppo_estimate.items import DTYPE_BYTES, Item, Role
 from oppo_estimate.shapes import Shape
+from oppo_estimate.sharded_memory import largest_pass, sharded_items
 
-DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 TOKEN_BYTES = 8
 # Hidden states whose logits exist at one time where activations are recomputed: 0.3 GB in float32 for a vocabulary of 152,000.
 HEAD_SLICE = 512
@@ -34,30 +34,6 @@ EVALUATION_TOKENS = 32768
 GPU_RESERVE = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One use of memory: its name, its size in bytes, and the arithmetic behind the size."""
-
-    name: str
-    size: int
-    arithmetic: str
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A model on a device.
-
-    `trained`: number of trained weights; `caches`: whether it has a KV cache; `own`: false if its weights are the actor's and
-    counted there.
-    """
-
-    name: str
-    shape: Shape
-    trained: int = 0
-    caches: bool = True
-    own: bool = True
-
-
 def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
     """Everything that a run holds in a device's memory at one time, the largest first.
 
@@ -70,7 +46,11 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
     dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items = [item for role in roles for item in _role_items(spec, role, slots, columns, gpu)]
-    transient = [_transient(role, spec, dtype_bytes, bool(gpu)) for role in roles if role.trained]
+    if spec.training.shards_weights:
+        activations = {role.name: _activations(role, spec, dtype_bytes) for role in roles if role.trained}
+        transient = [largest_pass(spec, _local(spec, roles), activations, bool(gpu))]
+    else:
+        transient = [_transient(role, spec, dtype_bytes, bool(gpu)) for role in roles if role.trained]
     for actor in (role for role in roles if role.name == "actor"):
         if spec.rollout.backend == "vllm":
             items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * dtype_bytes, transient)
@@ -88,12 +68,26 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
     return sorted([*items, *transient], key=lambda item: -item.size)
 
 
+def _served(spec: RunSpec) -> dict[str, float]:
+    """Shares of a GPU's memory of reward models that vLLM serves, by role."""
+    return {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
+
+
+def _local(spec: RunSpec, roles: list[Role]) -> list[Role]:
+    """Roles that vLLM does not serve."""
+    return [role for role in roles if role.name not in _served(spec)]
+
+
 def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> Iterator[Item]:
     """Weights, KV cache and training state of a role; the actor's cache is the decoder's."""
     shape, name, dtype_bytes = role.shape, role.name, DTYPE_BYTES[spec.resources.dtype]
-    served = {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
-    if name in served:
-        yield Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)")
+    if (share := _served(spec).get(name)) is not None:
+        yield Item(f"{name}: vLLM", int(share * gpu), f"{share} of the GPU's {gpu:,} B (memory_share)")
+        return
+    if spec.training.shards_weights:
+        if name == "actor":
+            yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B (for decoding)")
+        yield from sharded_items(spec, role)
         return
     if role.own:
         yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B")
@@ -134,9 +128,9 @@ def decode_slots(spec: RunSpec) -> int:
 def rows_on_rank(spec: RunSpec) -> int:
     """Most rows of a batch that one rank trains, if all responses have maximum length.
 
-    In sequential mode ranks train equally many tokens; with streaming each trains what it has decoded.
+    In sequential mode and with sharded weights ranks train equally many tokens; with streaming each trains what it has decoded.
     """
-    if spec.overlap.intra_step == "off" and not spec.ppo.dynamic_sampling:
+    if (spec.overlap.intra_step == "off" or spec.training.shards_weights) and not spec.ppo.dynamic_sampling:
         return math.ceil(spec.ppo.rows / spec.resources.ranks)
     return min(spec.ppo.rows, decode_slots(spec))
 
@@ -187,13 +181,7 @@ def _sampling(name: str, shape: Shape, rows: int, dtype_bytes: int) -> Item:
 
 def _training_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> list[Item]:
     """Gradients and optimizer state of a role, as its training backend holds them."""
-    match spec.training.backend:
-        case "plain":
-            return _plain_state(role, dtype_bytes)
-        case "deepspeed":
-            return _zero_state(spec, role, dtype_bytes, on_gpu)
-        case _:
-            return _fsdp_state(spec, role, dtype_bytes)
+    return _plain_state(role, dtype_bytes) if spec.training.backend == "plain" else _zero_state(spec, role, on_gpu)
 
 
 def _optimizer_bytes(dtype_bytes: int) -> int:
@@ -209,7 +197,7 @@ def _plain_state(role: Role, dtype_bytes: int) -> list[Item]:
     ]
 
 
-def _zero_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> list[Item]:
+def _zero_state(spec: RunSpec, role: Role, on_gpu: bool) -> list[Item]:
     """DeepSpeed ZeRO on one rank: its shard of the partitioned state, in float32."""
     ranks, stage, trained = spec.resources.ranks, spec.training.zero_stage, role.trained
     shard = f"{trained:,} ÷ {ranks} ranks"
@@ -218,23 +206,7 @@ def _zero_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> li
     items = [Item(f"{role.name}: gradients", trained * 4 // (ranks if partitioned else 1), gradients)]
     if not on_gpu or spec.training.offload == "off":
         items.append(Item(f"{role.name}: optimizer", trained * 12 // ranks, f"{shard} × 12 B"))
-    if stage == 3:
-        size, arithmetic = role.shape.weights * dtype_bytes // ranks, f"{role.shape.weights:,} ÷ {ranks} × {dtype_bytes} B"
-        items.append(Item(f"{role.name}: weights that are trained", size, arithmetic))
     return items
-
-
-def _fsdp_state(spec: RunSpec, role: Role, dtype_bytes: int) -> list[Item]:
-    """FSDP2 on one rank besides the whole weights: its shard of master weights, gradients and moments, and an unsharded block."""
-    ranks, master = spec.resources.ranks, max(4, dtype_bytes)
-    weights, trained, layers = role.shape.weights, role.trained, role.shape.layers
-    block = weights * (dtype_bytes + master) // max(1, layers)
-    return [
-        Item(f"{role.name}: weights that are trained", weights * master // ranks, f"{weights:,} ÷ {ranks} × {master} B"),
-        Item(f"{role.name}: gradients", trained * master // ranks, f"{trained:,} ÷ {ranks} ranks × {master} B"),
-        Item(f"{role.name}: optimizer", trained * 2 * master // ranks, f"{trained:,} ÷ {ranks} ranks × {2 * master} B"),
-        Item(f"{role.name}: an unsharded block", block, f"{weights:,} ÷ {layers} layers × ({dtype_bytes} + {master}) B"),
-    ]
 
 
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from oppo_contract.spec import RunSpec
-from oppo_estimate.memory import Role
+from oppo_estimate.items import LANGUAGE_MODELS, Role
 from oppo_estimate.shapes import Head, Shape
 
 
 def role_head(name: str) -> Head:
     """The head of a role's model."""
-    return "lm" if name in ("actor", "reference") else "scalar"
+    return "lm" if name in LANGUAGE_MODELS else "scalar"
 
 
 def build_role(spec: RunSpec, name: str, shape: Shape) -> Role:

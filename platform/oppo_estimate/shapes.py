@@ -24,7 +24,10 @@ Head = Literal["lm", "scalar"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's number of weights, layers, hidden width, vocabulary, longest sequence, and numbers cached per token."""
+    """A model's number of weights, layers, hidden width, vocabulary, longest sequence, and numbers cached per token.
+
+    `tied`: whether a language model's head has the embedding's weights; None: not known.
+    """
 
     weights: int
     layers: int
@@ -32,6 +35,7 @@ class Shape:
     vocab: int
     context: int
     cached: int
+    tied: bool | None = None
 
 
 def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
@@ -55,7 +59,8 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     sizes = config_sizes(config)
     if sizes is None:
         return None
-    return Shape(count_weights(folder), sizes.layers, sizes.width, sizes.vocab, sizes.context, sizes.cached)
+    tied = config.get("tie_word_embeddings")
+    return Shape(count_weights(folder), sizes.layers, sizes.width, sizes.vocab, sizes.context, sizes.cached, tied)
 
 
 def tiny_shape(architecture: TinyArchitecture, head: Head) -> Shape:
@@ -65,4 +70,4 @@ def tiny_shape(architecture: TinyArchitecture, head: Head) -> Shape:
     weights = (a.vocab + a.context) * a.hidden + a.layers * block + 2 * a.hidden
     if head == "scalar":
         weights += a.hidden + 1
-    return Shape(weights, a.layers, a.hidden, a.vocab, a.context, 2 * a.layers * a.hidden)
+    return Shape(weights, a.layers, a.hidden, a.vocab, a.context, 2 * a.layers * a.hidden, tied=True)

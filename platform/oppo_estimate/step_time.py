@@ -15,7 +15,8 @@ from oppo_contract.spec import RunSpec
 from oppo_estimate.device_memory import rank_cores, scores_apart
 from oppo_estimate.device_speed import Speed
 from oppo_estimate.devices import speed as speed_of
-from oppo_estimate.memory import DTYPE_BYTES, Role, evaluation_rows, pass_tokens
+from oppo_estimate.items import DTYPE_BYTES, Role
+from oppo_estimate.memory import evaluation_rows, pass_tokens
 from oppo_estimate.roles import build_roles
 from oppo_estimate.shapes import Shape
 

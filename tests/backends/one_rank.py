@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
@@ -26,6 +27,7 @@ from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import select_device
 from oppo_core.engine.state import Engine
+from oppo_core.models.sharded_weights import gather_weights
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.train import train
@@ -42,11 +44,11 @@ def main(world: Path, rank: int) -> None:
         spec = load_spec(case["spec"])
         nodes = spec.resources.nodes
         if rank < nodes:
-            run(world, case, spec, SINGLE if nodes == 1 else join(meet(world, case, rank), "engine", select_device(spec)))
+            run(world, case, spec, SINGLE if nodes == 1 else join(meet(world, case, rank, nodes), "engine", select_device(spec)))
 
 
-def meet(world: Path, case: Case, rank: int) -> Rendezvous:
-    """The rendezvous of two ranks, at a port that rank 0 chooses now.
+def meet(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
+    """The rendezvous of the ranks, at a port that rank 0 chooses now.
 
     Ports chosen for all cases beforehand can be equal or taken since; rank 1 then joins an earlier case's store.
     """
@@ -60,7 +62,7 @@ def meet(world: Path, case: Case, rank: int) -> Rendezvous:
     while not chosen.exists():
         assert time.monotonic() < deadline, f"rank 0 has not begun {case['name']}"
         time.sleep(0.01)
-    return Rendezvous("127.0.0.1", int(chosen.read_text()), rank, 2, rank == 0, 60.0)
+    return Rendezvous("127.0.0.1", int(chosen.read_text()), rank, ranks, rank == 0, 60.0)
 
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
@@ -87,20 +89,23 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
         json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine)})
     )
     engine.scorers.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # the next case may have another number of ranks
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """Both roles' weights as everybody else sees them."""
-    critic = engine.scorers.trainer.network  # type: ignore[attr-defined]
-    named = {"actor": engine.actor.network, "critic": critic}  # type: ignore[attr-defined]
-    return {f"{role}.{name}": w.detach() for role, network in named.items() for name, w in network.state_dict().items()}
+    """The weights of the network that decodes, and the critic's; whole, in the run's dtype. Collective."""
+    critic = engine.scorers.trainer  # type: ignore[attr-defined]
+    found = gather_weights(critic.network.state_dict(), critic.dtype, keep=True) if critic is not None else {}
+    actor = engine.actor.decoding.state_dict()  # type: ignore[attr-defined]
+    return {f"actor.{name}": w.detach() for name, w in actor.items()} | {f"critic.{name}": w for name, w in found.items()}
 
 
 def kept(engine: Engine) -> dict[str, int]:
-    """How many of the numbers that each role trains lie with this rank, where a backend cuts them up."""
+    """How many of the numbers that each role trains this rank has."""
     trainers = {"actor": engine.actor, "critic": engine.scorers.trainer}  # type: ignore[attr-defined]
-    parts = {role: getattr(t.optimizer, "parts", t.optimizer.parameters) for role, t in trainers.items()}  # type: ignore[attr-defined]
+    parts = {role: trainer.optimizer.parameters for role, trainer in trainers.items() if trainer is not None}  # type: ignore[attr-defined]
     return {role: sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parts[role]) for role in parts}
 
 

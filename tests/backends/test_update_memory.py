@@ -21,7 +21,8 @@ from oppo_core.models.model_io import load_model
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_estimate import memory as memory_estimate
-from oppo_estimate.memory import Role, memory_items
+from oppo_estimate.items import Role
+from oppo_estimate.memory import memory_items
 from oppo_estimate.shapes import Shape
 from tests.engine.conftest import world as world  # the fixture
 from tests.engine.models.architectures import write_folders

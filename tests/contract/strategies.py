@@ -29,13 +29,11 @@ def _tiny(draw: st.DrawFn) -> dict[str, Any]:
 
 PACKING = {"packing": st.sampled_from(["off", "on"])}
 RECOMPUTE = {"recompute": st.sampled_from(["off", "head", "selective", "full"])}
-TRAINING = (
-    st.fixed_dictionaries({"backend": st.sampled_from(["plain", "fsdp2"])}, optional=RECOMPUTE | PACKING)
-    | st.fixed_dictionaries(
-        {"backend": st.just("deepspeed"), "zero_stage": st.sampled_from([1, 2])},
-        optional=RECOMPUTE | PACKING | {"offload": st.sampled_from(["off", "optimizer"])},
-    )
-    | st.fixed_dictionaries({"backend": st.just("deepspeed"), "zero_stage": st.just(3)}, optional=PACKING)
+TRAINING = st.fixed_dictionaries(
+    {"backend": st.sampled_from(["plain", "fsdp2"])}, optional=RECOMPUTE | PACKING
+) | st.fixed_dictionaries(
+    {"backend": st.just("deepspeed"), "zero_stage": st.sampled_from([1, 2])},
+    optional=RECOMPUTE | PACKING | {"offload": st.sampled_from(["off", "optimizer"])},
 )
 MODELS = st.fixed_dictionaries({"path": PATHS}) | st.fixed_dictionaries({"tiny": _tiny()})
 

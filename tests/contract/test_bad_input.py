@@ -165,8 +165,8 @@ IDLE = [
     ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
     ("rollout.vllm_memory_share", 0.5, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("rollout.vllm_sleep", True, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
-    ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
-    ("training.zero_stage", 3, {"training.backend": "fsdp2"}, {"training.backend": "deepspeed"}),
+    ("training.zero_stage", 1, {}, {"training.backend": "deepspeed"}),
+    ("training.zero_stage", 1, {"training.backend": "fsdp2"}, {"training.backend": "deepspeed"}),
     ("training.offload", "optimizer", {}, {"training.backend": "deepspeed"}),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from oppo_contract.spec import load_spec, load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
 DRAFTER = {"max_rows": 2, "tokens": 4, "match": 2}
-USED = {"overlap.drafter": DRAFTER, "rollout.vllm_process": "thread", "ppo.on_nonfinite": "rollback"}
+USED = {"overlap.drafter": DRAFTER, "rollout.vllm_process": "thread", "ppo.on_nonfinite": "rollback", "training.zero_stage": 3}
 
 
 def with_drafter(spec: dict[str, Any], drafter: Any) -> dict[str, Any]:
@@ -60,6 +60,8 @@ def test_a_stored_spec_has_retired_values_replaced(minimal: dict[str, Any]) -> N
     assert load_stored_spec(stored) == load_spec(change(minimal, "ppo.on_nonfinite", "skip"))
     assert repr(stored) == before
     assert load_stored_spec(minimal) == load_spec(minimal)
+    deepspeed = change(minimal, "training.backend", "deepspeed")
+    assert load_stored_spec(change(deepspeed, "training.zero_stage", 3)) == load_spec(deepspeed)
 
 
 @pytest.mark.parametrize("other", [None, [], 3, {"overlap": 3}, {"overlap": None}, {}])

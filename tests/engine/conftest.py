@@ -149,7 +149,7 @@ class EngineProcess:
 
 
 # The layout of a streamed run, for an engine whose scorers are built in its own process.
-INLINE = Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
+INLINE = Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, streams=True)
 
 
 @contextmanager

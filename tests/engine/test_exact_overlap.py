@@ -105,8 +105,8 @@ def same_tokens(one: Any, other: Any) -> None:
 
 
 def test_identical_tokens_in_every_step(pair: Pair) -> None:
-    assert pair.on.engine.layout.remote
-    assert not pair.off.engine.layout.remote
+    assert pair.on.engine.layout.streams
+    assert not pair.off.engine.layout.streams
     assert len(pair.on.steps) == len(pair.off.steps) == STEPS
     same_tokens(pair.off, pair.on)
 

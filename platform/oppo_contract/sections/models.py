@@ -157,6 +157,11 @@ class RewardSpec(RewardSource):
             return [("models.reward.model", self.sources()[0])]
         return [(f"models.reward.parts.{number}.model", part) for number, part in enumerate(self.parts)]
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process computes a part of it: a service or vLLM."""
+        return any(source.http is not None or source.served_by == "vllm" for source in self.sources())
+
     def sources(self) -> list[RewardPart]:
         """The parts; a single source becomes one part of weight 1."""
         if self.parts is not None:

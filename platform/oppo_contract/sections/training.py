@@ -14,14 +14,11 @@ class Training(Section):
 
     backend: Literal["plain", "deepspeed", "fsdp2"] = Field(
         "plain",
-        description="Full optimizer on every rank (plain), or sharded over the ranks by DeepSpeed's ZeRO (`make deepspeed`) or"
-        " torch FSDP2, which also shards the trained weights; each rank then keeps a full copy for decoding.",
+        description="Whole models and optimizer on every rank (plain); optimizer sharded over the ranks by DeepSpeed's ZeRO"
+        " (`make deepspeed`); or all models sharded by torch's FSDP2 (fsdp2), where each rank keeps one whole copy of the actor,"
+        " which decodes, and only services and vLLM are streamed to.",
     )
-    zero_stage: Literal[1, 2, 3] = Field(
-        2,
-        description="What DeepSpeed shards: 1 optimizer state, 2 also gradients, 3 also the trained weights,"
-        " where each rank keeps a full copy for decoding.",
-    )
+    zero_stage: Literal[1, 2] = Field(2, description="What DeepSpeed shards: 1 optimizer state, 2 also gradients.")
     offload: Literal["off", "optimizer"] = Field(
         "off",
         description="With deepspeed: keep the optimizer state and its step on the device, or in CPU memory.",
@@ -53,6 +50,11 @@ class Training(Section):
             for name in ("zero_stage", "offload"):
                 self.reject_unused(name, f"with training.backend {self.backend}", "backend deepspeed")
         return self
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether the weights of all roles are sharded over the ranks."""
+        return self.backend == "fsdp2"
 
     @property
     def packs(self) -> bool:

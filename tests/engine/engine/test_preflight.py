@@ -19,7 +19,8 @@ from oppo_core.checkpointing.save_restore import CheckpointError
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.preflight import PreflightError, error_text, preflight, require_preflight
 from oppo_core.training.optimizer import tensor_bytes
-from oppo_estimate.memory import Role, checkpoint_bytes, decode_slots, memory_items
+from oppo_estimate.items import Role
+from oppo_estimate.memory import checkpoint_bytes, decode_slots, memory_items
 from oppo_estimate.shapes import Shape, read_shape
 
 RULE = {"model": None, "rule": "letters:score"}
@@ -353,20 +354,26 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
         role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
         return {item.name: item.size for item in memory_items(spec, [role], 9, gpu=80 * 2**30 if on_gpu else 0)}
 
-    assert [sizes(stage)["actor: gradients"] for stage in (1, 2, 3)] == [4 * 10**6, 2 * 10**6, 2 * 10**6]
-    assert [sizes(stage)["actor: optimizer"] for stage in (1, 2, 3)] == [6 * 10**6] * 3
-    assert [sizes(stage).get("actor: weights that are trained", 0) for stage in (1, 2, 3)] == [0, 0, 10**6]
+    assert [sizes(stage)["actor: gradients"] for stage in (1, 2)] == [4 * 10**6, 2 * 10**6]
+    assert [sizes(stage)["actor: optimizer"] for stage in (1, 2)] == [6 * 10**6] * 2
     assert "actor: optimizer" in sizes(2, offload="optimizer")
     assert "actor: optimizer" not in sizes(2, on_gpu=True, offload="optimizer")
 
 
 def test_a_rank_keeps_its_part_of_what_fsdp2_cuts_up(world: Any) -> None:
     changes = {"resources": {"kind": "cpu", "processes": 2, "dtype": "bfloat16"}, "training": {"backend": "fsdp2"}}
-    role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
-    sizes = {item.name: item.size for item in memory_items(world.spec(changes), [role], 9)}
+    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    roles = [Role("actor", shape, 10**6), Role("reward 1", shape), Role("reference", shape), Role("critic", shape, 10**6)]
+    sizes = {item.name: item.size for item in memory_items(world.spec(changes), roles, 9)}
+    decoding = {"actor: weights", "actor: keys and values", "actor: sampling"}
+    trained = {"sharded weights": 2 * 10**6, "gradients": 2 * 10**6, "optimizer": 4 * 10**6}
+    for name in ("actor", "critic"):
+        assert {part: sizes[f"{name}: {part}"] for part in trained} == trained
     assert sizes["actor: weights"] == 2 * 10**6
-    cut = ("weights that are trained", "gradients", "optimizer", "an unsharded block")
-    assert [sizes[f"actor: {name}"] for name in cut] == [2 * 10**6, 2 * 10**6, 4 * 10**6, 3 * 10**6]
+    assert sizes["reference: sharded weights"] == sizes["reward 1: sharded weights"] == 10**6
+    shards = {name for name in sizes if name.endswith(("sharded weights", "gradients", "optimizer"))}
+    (largest,) = sizes.keys() - shards - decoding
+    assert (largest, sizes[largest]) == ("actor: gradients of a unit", 640 * 4 + (10**6 - 640) // 2 * 10)
 
 
 def world_events(out: Path) -> list[Any]:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from oppo_core.engine import preflight as looked
-from oppo_core.engine.build import build_scorers
 from oppo_core.engine.layout import build_layout, scoring_device, select_device
 from oppo_core.engine.preflight import Findings, preflight
 from oppo_core.engine.state import Engine, Progress
+from oppo_core.scoring.build import build_scorers
 from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update.strategies import PlainUpdate
@@ -33,7 +33,7 @@ def test_ranks_train_on_the_first_gpus_and_score_behind_them(world: Any) -> None
     assert [str(scoring_device(spec, actor)) for actor in actors] == ["cuda:2", "cuda:3"]
     layout = build_layout(spec, actors[1], 4, 16, lambda name: f"node1/{name}")
     assert layout.apart
-    assert layout.remote
+    assert layout.streams
     assert layout.lanes() == [
         ("node1/cuda:1", "actor"), ("node1/cuda:3", "reward"), ("node1/cuda:3", "reference"), ("node1/cuda:3", "critic"),
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_the_gpus_must_be_there(world: Any) -> None:
 def test_everything_that_reads_and_learns_there_is_there(world: Any) -> None:
     """On torch's `meta` device mixing in anything of the actor's, which is elsewhere, is an error."""
     spec = world.spec(TWO, ADAPTED)
-    scorers = build_scorers(spec, [world.folder], NOWHERE, None, None, None, None, Recorder(("meta",)))
+    scorers = build_scorers(spec, [world.folder], NOWHERE, None, None, None, None, False, Recorder(("meta",)))
     networks = [scorers.reference.network, scorers.trainer.network, scorers.reward.streams[0].network]
     assert {weight.device for network in networks for weight in network.parameters()} == {NOWHERE}
     scorers.begin([SequenceDelta(n, 5, np.arange(3, 8 + n), False) for n in range(3)])

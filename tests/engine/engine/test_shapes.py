@@ -41,7 +41,8 @@ def test_a_hugging_face_config_gives_the_sizes_that_transformers_uses(config: Pr
     save_weights({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "model.safetensors")
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    assert read_shape(ModelSpec(path=str(tmp_path)), "lm", []) == Shape(22, 3, 64, 99, 128, 2 * 3 * kv_heads * head_width)
+    shape = Shape(22, 3, 64, 99, 128, 2 * 3 * kv_heads * head_width, config.tie_word_embeddings)
+    assert read_shape(ModelSpec(path=str(tmp_path)), "lm", []) == shape
 
 
 def test_a_config_with_other_names_for_its_sizes_has_no_shape(tmp_path: Path) -> None:

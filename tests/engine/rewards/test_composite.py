@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, load_spec
-from oppo_core.engine.build import build_scorers
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward
 from oppo_core.rollout.tokenizer import FileCodec
+from oppo_core.scoring.build import build_scorers
 from oppo_core.trace.recorder import Recorder
 from tests.engine.rewards.plain_scores import plain_score, spec_with_reward, trained
 from tests.engine.rewards.reward_server import RewardServer, expected_score
@@ -64,7 +64,7 @@ def test_rewards_are_closed_when_a_model_is_missing(
     tree = world.tree(change)
     tree["models"]["reward"].pop("model", None)
     with pytest.raises(ModelFolderError, match="gone"):
-        build_scorers(load_spec(tree), [world.folder], CPU, None, None, None, None, Recorder(("cpu:0",)))
+        build_scorers(load_spec(tree), [world.folder], CPU, None, None, None, None, False, Recorder(("cpu:0",)))
     assert len(closed) == 1
 
 

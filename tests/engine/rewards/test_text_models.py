@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from oppo_core.engine.build import build_scorers
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rollout.tokenizer import FileCodec
+from oppo_core.scoring.build import build_scorers
 from oppo_core.trace.recorder import Recorder
 from tests.engine.models.architectures import config_of
 from tests.engine.rewards.plain_scores import plain_score, spec_with_reward, trained
@@ -34,7 +34,7 @@ def test_text_scores_equal_transformers(world: Any, text_model: Path, tmp_path: 
 
 def test_out_of_memory_reduces_the_pass_budget(world: Any, text_model: Path) -> None:
     spec = spec_with_reward(world, {"model": {"path": str(text_model)}, "reads": "text"})
-    given = (spec, [world.folder], None, None, None, None, Recorder(("cpu:0",)))
+    given = (spec, [world.folder], None, None, None, None, False, Recorder(("cpu:0",)))
     plenty, short = (build_scorers(given[0], given[1], torch.device("cpu"), *given[2:]) for _ in range(2))
     codec = FileCodec(world.folder / "actor")
     answers = [Answer(n, [3, 4, 5], list(range(6, 12 + 3 * n)), codec) for n in range(12)]

@@ -143,7 +143,7 @@ class Simulation:
             decoder=own if ranks.world == 1 else DistributedDecoder(own, ranks, trace.clock, partial(trace.blocked, "tail")),
             scorers=self.listener, deltas=DeltaTracker(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
-            layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
+            layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, streams=case.streamed), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), ranks=ranks, progress=Progress(),
             spec=SimpleNamespace(
                 ppo=SimpleNamespace(dynamic_sampling=0, batch_size=case.batch, group_size=case.group),

@@ -61,7 +61,7 @@ def test_each_chunk_that_was_read_came_from_the_span_that_decoded_it(run: Any) -
             assert event.chunk[writer] == event.chunk[reader]
             assert event.start_s[writer] <= event.start_s[reader]
             assert event.device[writer] != event.device[reader], "what is in the same process is not handed over"
-    assert any(event.flows for event in timelines(run)) == run.engine.layout.remote
+    assert any(event.flows for event in timelines(run)) == run.engine.layout.streams
 
 
 def test_counters_fit_the_spans(run: Any) -> None:

@@ -110,7 +110,7 @@ def test_a_scorer_process_steps_with_the_actor_or_not_at_all(world: Any, tmp_pat
     late = calls_before(world, tmp_path / "count", "actor", 3) - 1
     with broken("actor", lambda call: call == late):
         run = world.run(skipping(world, streamed), tmp_path / "run", threads=2)
-    assert run.engine.layout.remote
+    assert run.engine.layout.streams
     assert faults(run) == [(3, 3, 4)]
     for other in ROLES:
         assert [optimizer_steps(run, other, step) for step in (2, 3, 4)] == [8, 11, 15], other

@@ -203,8 +203,8 @@ def test_several_gpus_of_a_node_train_one_run(world, browser, make_spec):
 
 
 def test_a_run_asks_for_devices_that_no_other_setting_rules_out(world, browser, make_spec):
-    """Sharded training streams on CPUs only; given a GPU, its engine would end at once."""
-    asked = make_spec(training={"backend": "fsdp2"}, overlap={"intra_step": "per_chunk"})
+    """With DeepSpeed a run streams on CPUs only; given a GPU, its engine would end at once."""
+    asked = make_spec(training={"backend": "deepspeed"}, overlap={"intra_step": "per_chunk"})
     world.worker(kind="cuda")
     assert complaint(browser, spec=asked)["path"] == "resources.kind"
     world.worker("node2")

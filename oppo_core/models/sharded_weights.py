@@ -1,0 +1,54 @@
+"""Weights that are sharded over the ranks (`DTensor`): gathered, copied and loaded one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from oppo_core.models.protocol import Network
+
+
+def full(weight: Tensor) -> Tensor:
+    """The full tensor of a weight. Collective if it is sharded."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """`value`, which every rank has in full, with the dtype, device and shards of `like`."""
+    value = value.to(device=like.device, dtype=like.dtype)
+    if not isinstance(like, DTensor):
+        return value
+    return cast(Tensor, distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None))
+
+
+@torch.no_grad()
+def copy_trained(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
+    """Copy the weights that are trained, one at a time; those of either side may be sharded. Collective if the source is."""
+    for given, own in zip(source, target, strict=True):
+        if given.requires_grad:
+            own.copy_(shard_like(full(given), own))
+
+
+def gather_weights(weights: Mapping[str, Tensor], dtype: torch.dtype, keep: bool) -> dict[str, Tensor]:
+    """Weights in full in main memory, sharded ones in `dtype`; empty unless `keep`. Collective if any is sharded."""
+    gathered = {}
+    for name, weight in weights.items():
+        value = full(weight.detach())
+        if keep:
+            gathered[name] = value.to("cpu", dtype if isinstance(weight, DTensor) else value.dtype)
+    return gathered
+
+
+@torch.no_grad()
+def load_weights(network: Network, weights: dict[str, Tensor]) -> None:
+    """Load weights by name, every one of the network; a sharded network takes its shards of them."""
+    own = network.state_dict(keep_vars=True)
+    if not any(isinstance(weight, DTensor) for weight in own.values()):
+        network.load_state_dict(weights)
+        return
+    for name, weight in own.items():
+        weight.copy_(shard_like(weights[name], weight))

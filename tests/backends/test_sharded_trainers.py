@@ -1,0 +1,62 @@
+"""FSDP2: every role is sharded over two and three processes, and learns what one process with whole weights does."""
+
+from __future__ import annotations
+
+import pytest
+
+from oppo_core.rewards.service_auth import HOSTS_VARIABLE
+from tests.backends.test_trainer_contract import BACKENDS, Runs, Tree, assert_alike, case, close, merged, train_cases
+from tests.engine.rewards.reward_server import serve_rewards
+
+STEPS = 6
+DEFER: Tree = {
+    "steps": STEPS, "checkpoints": {"every_steps": STEPS // 2, "keep": 3}, "resources": {"dtype": "float64"},
+    "overlap": {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"initial": 2, "min": 0, "max": 4}},
+    "ppo": {"mini_batches": 2, "epochs": 2},
+    "evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 5},
+}  # fmt: skip
+GROUPS: Tree = {
+    "ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 4, "dynamic_sampling": 2, "critic_learning_rate": None},
+    "models": {"critic": "actor"},
+}
+HALF = f"checkpoints/step-{STEPS // 2:08d}"
+WAYS = {"defer": DEFER, "groups": merged(DEFER, GROUPS)}
+
+
+def listed(reward_url: str) -> list[dict[str, object]]:
+    """All runs; those that resume come after what they resume."""
+    # One part is streamed where a response is decoded, the other is read where it is trained.
+    parts = [{"weight": 1.0, "http": {"url": reward_url}}, {"weight": 0.5, "model": {"path": "reward"}}]
+    served = {"models": {"reward": {"parts": parts, "model": None}, "critic": {"path": "reward"}}}
+    ways = WAYS | {"http": merged(DEFER, served)}
+    plain, sharded = BACKENDS["plain"], BACKENDS["fsdp2"]
+    runs = [case(f"{way}-1", plain, changes, nodes=1) for way, changes in ways.items()]
+    runs += [case(f"{way}-{ranks}", sharded, changes, nodes=ranks) for way, changes in ways.items() for ranks in (2, 3)]
+    runs += [case(f"{a}-then-{b}", sharded, DEFER, nodes=b, resume=f"defer-{a}/{HALF}") for a, b in ((2, 3), (3, 2))]
+    return [*runs, case("3-then-1", plain, DEFER, nodes=1, resume=f"defer-3/{HALF}")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    with serve_rewards() as server:
+        world = tmp_path_factory.mktemp("sharded")
+        return train_cases(world, listed(server.url), 3, **{HOSTS_VARIABLE: server.place})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("way", [*WAYS, "http"])
+def test_sharded_roles_learn_what_one_process_does(runs: Runs, way: str, ranks: int) -> None:
+    """Rows are balanced among the ranks after they were decoded, also where a service has scored them by then (`http`)."""
+    for rank in range(ranks):
+        found = runs.told(f"{way}-{ranks}", rank)["steps"]
+        assert len(found) == STEPS
+        assert [close(1e-9)(step) for step in runs.told(f"{way}-1")["steps"]] == found
+    assert_alike(runs, f"{way}-{ranks}", f"{way}-1", 1e-9, range(ranks))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("2-then-3", 3), ("3-then-2", 2), ("3-then-1", 1)])
+def test_another_number_of_ranks_resumes_with_the_same_result(runs: Runs, name: str, ranks: int) -> None:
+    for rank in range(ranks):
+        expected = runs.told("defer-1")["steps"][STEPS // 2 :]
+        assert [close(1e-9)(step) for step in expected] == runs.told(name, rank)["steps"]
+    assert_alike(runs, name, "defer-1", 1e-9, range(ranks))
