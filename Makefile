@@ -19,8 +19,8 @@ CLIENT := tests/client
 DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py tests/end_to_end/test_by_hand.py
 # One suite for whatever decodes, and one for every training backend, in processes that start slowly; where DeepSpeed or vLLM is
 # missing, its part is skipped.
-BACKENDS := $(addprefix tests/backends/test_,trainer_contract.py processes.py actor_contract.py streaming.py served_reward.py vllm_build.py \
-	update_memory.py)
+BACKENDS := $(addprefix tests/backends/test_,trainer_contract.py sharded_trainers.py processes.py actor_contract.py streaming.py \
+	served_reward.py vllm_build.py update_memory.py)
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT) $(DOCUMENTS) $(BACKENDS)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal

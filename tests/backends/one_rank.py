@@ -67,6 +67,8 @@ def meet(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     """Train, and write down what was told of each step, how it ended, and the weights."""
+    if ranks.world > 1 and dist.is_initialized() and dist.get_world_size() != ranks.world:
+        dist.destroy_process_group()
     out = world / case["name"]
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
@@ -89,8 +91,6 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
         json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine)})
     )
     engine.scorers.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()  # the next case may have another number of ranks
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.layout import build_layout, scoring_device, select_device
 from oppo_core.engine.preflight import Findings, preflight
@@ -80,7 +81,7 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
     )  # fmt: skip
     engine: Any = SimpleNamespace(
         ranks=SimpleNamespace(serialize_reductions=in_turn), scorers=scorers, trace=Recorder(("cpu:0",)), progress=Progress(),
-        layout=SimpleNamespace(apart=apart),
+        layout=SimpleNamespace(apart=apart), spec=SimpleNamespace(training=PLAIN_TRAINING),
         actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
     )  # fmt: skip
     engine.serialize_updates = Engine.serialize_updates.fget(engine)  # type: ignore[attr-defined]

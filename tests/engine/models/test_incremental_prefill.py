@@ -19,10 +19,10 @@ from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
+from oppo_core.ppo import logprobs as logprobs_module
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.scored import Scored
 from oppo_core.rewards.composite import Part, Rewards
-from oppo_core.scoring import scorers as scorers_module
 from oppo_core.scoring.scorers import Networks, ScorerSet, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 
@@ -137,7 +137,7 @@ def test_scores_equal_the_plain_forward(
     world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
 ) -> None:
     """For any chunks, step starts (which reset the critic's cache) and checkpoints."""
-    with mock.patch.object(scorers_module, "LOGITS_SLICE_TOKENS", 1 + budget % 7):
+    with mock.patch.object(logprobs_module, "HEAD_SLICE", 1 + budget % 7):
         check_scores(scorer_set(world, dtype, budget), tmp_path, dtype, sequences, begins, saves)
 
 

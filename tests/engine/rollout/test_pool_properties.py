@@ -19,6 +19,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.engine.layout import Layout
@@ -151,6 +152,7 @@ class Simulation:
                     intra_step="per_chunk", inter_step="defer", overcommit=SimpleNamespace(max=case.batch)
                 ),
                 rollout=SimpleNamespace(max_new_tokens=LONGEST), resources=SimpleNamespace(ranks=ranks.world),
+                training=PLAIN_TRAINING,
             ),
         )  # fmt: skip
         for name in ("release", "on_any_rank", "local", "check_pools", "place", "balance", "readable"):
