@@ -174,8 +174,8 @@ class Engine:
     def balance(self, rows: list[Sequence]) -> None:
         """Balance the rows of the batch by tokens among the ranks that train them. Collective.
 
-        Rows that scorers may have begun to read stay where their caches are: with streaming to scorers with whole weights, and
-        with dynamic sampling.
+        Rows stay where scorers may have begun to read them: with streaming to scorers with whole weights, and with dynamic
+        sampling.
         """
         movable = self.spec.overlap.intra_step == "off" or self.spec.training.shards_weights
         if self.ranks.world > 1 and movable and not self.spec.ppo.dynamic_sampling:

@@ -248,7 +248,8 @@ class CriticTrainer:
     def save(self, folder: str) -> None:
         """Write weights and optimizer state into `folder`. Every rank must call it; the first one writes."""
         state = self.optimizer.state()
-        weights = gather_weights(trained_weights(self.network), self.dtype, self.ranks.first)
+        with self.ranks.rank_errors("gathering the weights"):
+            weights = gather_weights(trained_weights(self.network), self.dtype, self.ranks.first)
         if not self.ranks.first:
             return
         save_weights(weights, Path(folder) / WEIGHTS)

@@ -34,7 +34,7 @@ from oppo_core.training.sharded_module import ShardedModule
 
 
 class ShardedScorers(SinglePassScorers):
-    """A `ScorerProtocol` whose `start_collect` and `wait_collect` are collective: every rank must call them."""
+    """A `ScorerProtocol` whose `start_…` and `wait_…` methods are collective: every rank must call them."""
 
     def __init__(
         self, reference: ShardedModule, rewards: Rewards, trainer: CriticTrainer | None, pass_tokens: int, temperature: float,
@@ -44,6 +44,7 @@ class ShardedScorers(SinglePassScorers):
         super().__init__(Networks(None, None, rewards), trainer, 0, 0, pass_tokens, temperature, trace)
         self._module, self._ranks, self._streams, self._packs = reference, ranks, streams, packs
         self._budget = PassBudget(pass_tokens, may_shrink=False, name="reads")
+        self._budgets.append(self._budget)
         self._pending: tuple[list[int], list[NDArray[np.float64]]] = ([], [])  # sequence_ids to collect, and their values
         self._arrived: set[int] = set()  # rows that other ranks have decoded, and score
 

@@ -30,4 +30,5 @@ class SinglePassScorers(ScorerSet):
         with self.trace.span("critic", "critic-prefill", rows=len(rows)):
             forward = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
             self._retained = forward if self.trainer.ppo.optimizer_steps == 1 else None
-            return on_host([[row] for row in forward.first])
+            values = self.trainer.budget.run("the critic's forward pass", lambda: forward.first)
+            return on_host([[row] for row in values])

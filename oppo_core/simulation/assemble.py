@@ -106,7 +106,7 @@ def assemble(
     Raises:
         DevicesError: update overlap without devices of the critic's own.
     """
-    streams = spec.overlap.intra_step != "off" and bool(devices.groups)
+    streams = spec.overlap.intra_step != "off" and bool(devices.groups) and not spec.training.shards_weights
     machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
     most = spec.rollout.max_new_tokens
     length = length or sample_lengths(spec.seed, devices.workload.lengths, most)

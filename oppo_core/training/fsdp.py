@@ -103,4 +103,6 @@ class FsdpBackend(EqualizedPasses):
             if f"{number}.step" not in tensors:
                 continue
             moments = {name: shard_like(tensors[f"{number}.{name}"], part) for name in MOMENTS}
-            self._adamw.state[part] = {"step": tensors[f"{number}.step"].clone(), **moments}
+            # AdamW's fused kernel expects the step count beside the weights, the other one in main memory.
+            device = part.device if part.is_cuda else torch.device("cpu")
+            self._adamw.state[part] = {"step": tensors[f"{number}.step"].to(device, copy=True), **moments}

@@ -1,8 +1,8 @@
 """A network whose weights are sharded over the ranks by FSDP2 (`fully_shard`; arXiv 2304.11277).
 
-Each rank keeps its part of every weight. A pass gathers one unit at a time and frees it again: the embedding where it is not
-tied to the head, each transformer block, and for the whole pass the rest, which contains the head. So every pass is collective,
-with or without gradients, and all ranks make the same passes in the same order. Not tested on a GPU with NCCL yet.
+Each rank keeps its part of every weight. A pass gathers one unit after another and frees it again: the embedding where it is not
+tied to the head, and each transformer block; and for the whole pass the rest, which contains the head. So every pass is
+collective, with or without gradients, and all ranks make the same passes in the same order. Not tested on a GPU with NCCL yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ShardedModule:
                 # FSDP's backward hook sits on the output tensors; a view of an output would bypass it.
                 return cast(Outputs, self._module(lambda within: tuple(output.clone() for output in compute(within))))
             outputs = cast(Outputs, self._module(compute))
-            cast(FSDPModule, self._module).reshard()  # which FSDP leaves to the backward pass
+            cast(FSDPModule, self._module).reset_iter_state()  # frees what FSDP keeps until a backward pass
             return outputs
 
     @contextmanager
@@ -63,12 +63,15 @@ def _shard(network: Network, mesh: DeviceMesh, trained: bool) -> PassThroughModu
     short = trained and is_low_precision(next(network.parameters()))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if short else MixedPrecisionPolicy()
     module = PassThroughModule(network)
-    for unit in (*_embeddings(module), *_blocks(module), module):
+    embeddings = _embeddings(module)
+    for unit in (*embeddings, *_blocks(module), module):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
         assert isinstance(unit, FSDPModule)
         # Losses are divided by the tokens of all ranks already, so gradients are summed; gloo supports only sums.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    for embedding in embeddings:
+        cast(FSDPModule, embedding).set_unshard_in_backward(False)  # its gradient does not depend on its weights
     if short:
         module.float()
     return module

@@ -214,6 +214,8 @@ class RunSpec(Section):
         if not self.resources.scoring_devices:
             return self
         threads = "plain: two threads of a process would call collectives for actor and critic in no fixed order"
+        if self.training.shards_weights:
+            threads = "plain: fsdp2 shards the scorers' models over the same devices as the actor's"
         conflicts = [
             ("training.backend", self.training.backend != "plain", threads),
             ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),

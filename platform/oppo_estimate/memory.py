@@ -88,12 +88,13 @@ def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -
         if name == "actor":
             yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B (for decoding)")
         yield from sharded_items(spec, role)
-        return
-    if role.own:
+    elif role.own:
         yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B")
     frozen_head = name == "reference" or (name == "actor" and spec.models.lora is not None)
-    if frozen_head and role.own and not gpu and dtype_bytes < 4:
+    if frozen_head and (role.own or spec.training.shards_weights) and not gpu and dtype_bytes < 4:
         yield Item(f"{name}: head in float32", shape.vocab * shape.width * 4, f"{shape.vocab:,} × {shape.width:,} × 4 B")
+    if spec.training.shards_weights:
+        return
     if role.caches and name != "actor" and spec.overlap.intra_step == "per_chunk":
         yield _kv_cache(f"{name}: keys and values", shape, slots, columns, dtype_bytes)
     if role.trained:

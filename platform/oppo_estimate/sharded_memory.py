@@ -55,8 +55,12 @@ def _passes(spec: RunSpec, role: Role, activations: Item | None, on_gpu: bool) -
     reduced = max(4, d)  # gradients are summed over the ranks in float32
     # A gathered unit is copied from the buffer that received it.
     unit = max(u.embedding, u.block)
-    gathered = max(2 * u.root, u.root + 2 * unit) * d
-    yield Item(f"{role.name}: a pass", gathered, f"({u.root:,} + 2 × {unit:,}) × {d} B: the head and a gathered unit")
+    if u.root > 2 * unit:
+        yield Item(f"{role.name}: a pass", 2 * u.root * d, f"2 × {u.root:,} × {d} B: the gathered head")
+    else:
+        yield Item(
+            f"{role.name}: a pass", (u.root + 2 * unit) * d, f"({u.root:,} + 2 × {unit:,}) × {d} B: the head and a gathered unit"
+        )
     if activations is None:
         return
     size = activations.size + (u.root + u.block) * d
@@ -64,7 +68,7 @@ def _passes(spec: RunSpec, role: Role, activations: Item | None, on_gpu: bool) -
     yield Item(f"{role.name}: activations", size, words)
     ends = {
         f"{u.root:,} × {2 * d + reduced} B: the head": u.root * (2 * d + reduced),
-        f"{u.root:,} × {reduced} B + {u.embedding:,} × {3 * d} B: head and embedding": u.root * reduced + u.embedding * 3 * d,
+        f"{u.root:,} × {reduced} B + {u.embedding:,} × {2 * d} B: head and embedding": u.root * reduced + u.embedding * 2 * d,
         f"{u.root:,} × {2 * d} B + {u.block:,} × {3 * d + reduced} B: the head and a block": (
             u.root * 2 * d + u.block * (3 * d + reduced)
         ),

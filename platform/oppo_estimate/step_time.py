@@ -88,7 +88,8 @@ def stages(spec: RunSpec, shapes: Mapping[str, Shape], speed: Speed, lengths: Le
         update_actor=_update_s(spec, actor, speed, tokens) / workers.actor,
         update_critic=critic / workers.critic,
         other=other,
-        streamed=spec.overlap.intra_step != "off" and (gpu or apart),
+        # Sharded models are read by the trainer; what services and vLLM read meanwhile is not estimated.
+        streamed=spec.overlap.intra_step != "off" and (gpu or apart) and not spec.training.shards_weights,
         apart=apart,
     )
 
@@ -160,7 +161,8 @@ def _update_s(spec: RunSpec, role: Role, speed: Speed, tokens: float) -> float:
     forward = _pass_s(role.shape, speed, tokens)
     # Gradients of the activations, and of the weights that are trained.
     backward = forward * (1 + role.trained / max(1, role.shape.weights)) + (forward if spec.training.recompute == "full" else 0)
-    retained = spec.training.retained_passes * pass_tokens(spec)[0] if spec.ppo.optimizer_steps == 1 else 0
+    retains = spec.ppo.optimizer_steps == 1 and not spec.training.shards_weights
+    retained = spec.training.retained_passes * pass_tokens(spec)[0] if retains else 0
     before = forward * max(0.0, 1 - retained / max(1.0, tokens))
     optimizer = spec.ppo.optimizer_steps * role.trained * OPTIMIZER_BYTES / speed.bandwidth
     return before + spec.ppo.epochs * (forward + backward) + optimizer

@@ -67,8 +67,6 @@ def meet(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     """Train, and write down what was told of each step, how it ended, and the weights."""
-    if ranks.world > 1 and dist.is_initialized() and dist.get_world_size() != ranks.world:
-        dist.destroy_process_group()
     out = world / case["name"]
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
@@ -91,6 +89,8 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
         json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine)})
     )
     engine.scorers.close()
+    if dist.is_initialized() and "deepspeed" not in sys.modules:  # DeepSpeed keeps the group of its first engine
+        dist.destroy_process_group()
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
 
 

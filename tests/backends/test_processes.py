@@ -1,4 +1,4 @@
-"""Sharding backends in runs as they are started on nodes: scorers in processes of their own, where the critic is sharded too."""
+"""Sharding backends in runs as they are started on nodes: DeepSpeed with scorers in processes of their own, FSDP2 without."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WAYS = {"defer": DEFER, "groups": merged(DEFER, GROUPS)}
 
 def listed(reward_url: str) -> list[dict[str, object]]:
     """All runs; those that resume come after what they resume."""
-    # One part is streamed where a response is decoded, the other is read where it is trained.
+    # Both parts are of the rank that decoded a response: one is streamed, the other read when the batch is complete.
     parts = [{"weight": 1.0, "http": {"url": reward_url}}, {"weight": 0.5, "model": {"path": "reward"}}]
     served = {"models": {"reward": {"parts": parts, "model": None}, "critic": {"path": "reward"}}}
     ways = WAYS | {"http": merged(DEFER, served)}

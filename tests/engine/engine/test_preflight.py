@@ -372,7 +372,8 @@ def test_a_rank_keeps_its_part_of_what_fsdp2_cuts_up(world: Any) -> None:
     assert sizes["actor: weights"] == 2 * 10**6
     assert sizes["reference: sharded weights"] == sizes["reward 1: sharded weights"] == 10**6
     shards = {name for name in sizes if name.endswith(("sharded weights", "gradients", "optimizer"))}
-    (largest,) = sizes.keys() - shards - decoding
+    assert sizes["reference: head in float32"] == 40 * 16 * 4
+    (largest,) = sizes.keys() - shards - decoding - {"reference: head in float32"}
     assert (largest, sizes[largest]) == ("actor: gradients of a unit", 640 * 4 + (10**6 - 640) // 2 * 10)
 
 
