@@ -162,13 +162,13 @@ def _start_scorers(
     shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None,
 ) -> ScorerProtocol:  # fmt: skip
     rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None  # the actor's group serves it
-    with_trainer = spec.training.shards_weights  # in its thread, because passes are collective
-    in_other_process = layout.streams and device.type == "cpu" and not with_trainer
+    in_thread_of_trainer = spec.training.shards_weights  # because passes are collective
+    in_other_process = layout.streams and device.type == "cpu" and not in_thread_of_trainer
     here = spec.resources.ranks_per_node
     seen = move_to_shared_memory(base, here) if base is not None and in_other_process else base
     build = partial(build_scorers, spec, roots, device, resume, shared, rendezvous, seen, layout.streams)
     silence = spec.resources.longest_silence_s
-    if device.type == "cuda" and (layout.streams or layout.apart) and not with_trainer:
+    if device.type == "cuda" and (layout.streams or layout.apart) and not in_thread_of_trainer:
         return ThreadedScorers(build, build_recorder(layout.scorer_devices, device), device, trace, silence)
     if in_other_process:
         return ProcessScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)

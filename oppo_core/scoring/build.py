@@ -48,7 +48,7 @@ def build_scorers(
         if shard is None:
             networks = Networks(reference, trainer.network if trainer is not None else None, rewards)
             return _scorers(spec, roots, device, shared, networks, trainer, trace)
-        # A base is the decoder's, whose weights stay whole.
+        # The base shares its weights with the network that decodes, where they stay whole.
         module = shard(reference if base is None else copy_sharing_weights(reference))
         packs = spec.training.packs and not reference.refuses_packing
         tokens, temperature = spec.ppo.micro_batch_tokens, spec.rollout.temperature

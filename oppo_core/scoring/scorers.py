@@ -148,7 +148,7 @@ class ScorerSet:
         self.saves_bytes = trainer.saves_bytes if trainer is not None else 0
         self.trace = trace
         self.temperature = temperature
-        reads = PassBudget(pass_tokens, name="reads")
+        self.reads = reads = PassBudget(pass_tokens, name="reads")
         self.reference, self.critic = (
             IncrementalPrefill(network, slots, columns, reads) if network is not None else None
             for network in (networks.reference, networks.critic)

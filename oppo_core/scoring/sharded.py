@@ -17,7 +17,6 @@ from torch import Tensor
 
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.microbatching import ONE_TOKEN, pass_costs, response_states
-from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.logprobs import response_tokens, sliced_logprobs
@@ -43,8 +42,7 @@ class ShardedScorers(SinglePassScorers):
         """`streams`: responses are sent while the actor decodes, before rows are moved between the ranks."""
         super().__init__(Networks(None, None, rewards), trainer, 0, 0, pass_tokens, temperature, trace)
         self._module, self._ranks, self._streams, self._packs = reference, ranks, streams, packs
-        self._budget = PassBudget(pass_tokens, may_shrink=False, name="reads")
-        self._budgets.append(self._budget)
+        self.reads.may_shrink = False  # other ranks count on this one's passes
         self._pending: tuple[list[int], list[NDArray[np.float64]]] = ([], [])  # sequence_ids to collect, and their values
         self._arrived: set[int] = set()  # rows that other ranks have decoded, and score
 
@@ -83,9 +81,9 @@ class ShardedScorers(SinglePassScorers):
         lengths = [len(row.tokens) for row in rows]
         sizes = [length - row.prompt_length for length, row in zip(lengths, rows, strict=True)]
         costs = pass_costs(self._module.network)
-        forward = RetainedForward(compute, lengths, sizes, self._budget.tokens, 0, costs, self._packs, reads)
+        forward = RetainedForward(compute, lengths, sizes, self.reads.tokens, 0, costs, self._packs, reads)
         with self.trace.span("reference", "reference-prefill", rows=len(rows)):
-            read = self._budget.run("the reference's reading", lambda: forward.first)
+            read = self.reads.run("the reference's reading", lambda: forward.first)
         for row, logprobs in zip(rows, read, strict=True):
             row.reference_logprobs = [logprobs]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from oppo_contract.spec import RunSpec
-from oppo_estimate.items import DTYPE_BYTES, Item, Role
+from oppo_estimate.items import Item, Role, dtype_bytes_of
 from oppo_estimate.shapes import Shape
 from oppo_estimate.sharded_memory import largest_pass, sharded_items
 
@@ -43,7 +43,7 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
         text_tokens: tokens of the pretraining texts (`ppo.pretraining`).
         gpu: total memory of the device in bytes; 0 for a CPU.
     """
-    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    dtype_bytes = dtype_bytes_of(spec)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items = [item for role in roles for item in _role_items(spec, role, slots, columns, gpu)]
     if spec.training.shards_weights:
@@ -80,7 +80,7 @@ def _local(spec: RunSpec, roles: list[Role]) -> list[Role]:
 
 def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> Iterator[Item]:
     """Weights, KV cache and training state of a role; the actor's cache is the decoder's."""
-    shape, name, dtype_bytes = role.shape, role.name, DTYPE_BYTES[spec.resources.dtype]
+    shape, name, dtype_bytes = role.shape, role.name, dtype_bytes_of(spec)
     if (share := _served(spec).get(name)) is not None:
         yield Item(f"{name}: vLLM", int(share * gpu), f"{share} of the GPU's {gpu:,} B (memory_share)")
         return
@@ -103,7 +103,7 @@ def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -
 
 def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) -> Iterator[Item]:
     """Memory of settings that are off by default."""
-    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    dtype_bytes = dtype_bytes_of(spec)
     if spec.ppo.ema_decay is not None:
         size = actor.trained * max(4, dtype_bytes)
         yield Item("actor: moving average", size, f"{actor.trained:,} × {max(4, dtype_bytes)} B (ppo.ema_decay)")
@@ -212,7 +212,7 @@ def _zero_state(spec: RunSpec, role: Role, on_gpu: bool) -> list[Item]:
 
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
     """Approximate size of one checkpoint on disk: trained weights and moments."""
-    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    dtype_bytes = dtype_bytes_of(spec)
     # The moving average is written twice: as the actor's weights, and in its own precision.
     average = roles[0].trained * (dtype_bytes + max(4, dtype_bytes)) if spec.ppo.ema_decay is not None else 0
     return average + sum(role.trained * (_optimizer_bytes(dtype_bytes) + dtype_bytes) for role in roles)

@@ -15,7 +15,7 @@ from oppo_contract.spec import RunSpec
 from oppo_estimate.device_memory import rank_cores, scores_apart
 from oppo_estimate.device_speed import Speed
 from oppo_estimate.devices import speed as speed_of
-from oppo_estimate.items import DTYPE_BYTES, Role
+from oppo_estimate.items import Role, dtype_bytes_of
 from oppo_estimate.memory import evaluation_rows, pass_tokens
 from oppo_estimate.roles import build_roles
 from oppo_estimate.shapes import Shape
@@ -143,7 +143,7 @@ def _harmonic(n: int) -> float:
 
 def _decode_s(shape: Shape, speed: Speed, rows: float, rounds: float, lengths: Lengths, spec: RunSpec) -> float:
     """Prefill of the prompts, and `rounds` decode steps: layers, weights and KV cache read, and operations per token."""
-    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    dtype_bytes = dtype_bytes_of(spec)
     prefill = _pass_s(shape, speed, rows * lengths.prompt)
     fixed = rounds * (shape.layers * speed.layer_s + shape.weights * dtype_bytes / speed.bandwidth)
     tokens = rows * lengths.response

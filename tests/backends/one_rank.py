@@ -30,6 +30,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.models.sharded_weights import gather_weights
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
+from oppo_core.scoring.sharded import ShardedScorers
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
 
@@ -44,10 +45,15 @@ def main(world: Path, rank: int) -> None:
         spec = load_spec(case["spec"])
         nodes = spec.resources.nodes
         if rank < nodes:
-            run(world, case, spec, SINGLE if nodes == 1 else join(meet(world, case, rank, nodes), "engine", select_device(spec)))
+            run(
+                world,
+                case,
+                spec,
+                SINGLE if nodes == 1 else join(rendezvous_of(world, case, rank, nodes), "engine", select_device(spec)),
+            )
 
 
-def meet(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
+def rendezvous_of(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
     """The rendezvous of the ranks, at a port that rank 0 chooses now.
 
     Ports chosen for all cases beforehand can be equal or taken since; rank 1 then joins an earlier case's store.
@@ -77,7 +83,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
         restore(engine, resume, changes)
     before = {name: weight.clone() for name, weight in weights(engine).items()}
     fault = ""
-    with told() as steps, case_fault(case, ranks):
+    with recorded_metrics() as steps, received_scores() as received, case_fault(case, ranks):
         try:
             train(engine, lambda: False)
         except NonFiniteError as error:
@@ -86,7 +92,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     moved = max(float((after[name] - weight).abs().max()) for name, weight in before.items())
     save_file({name: weight.clone() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
     (out / f"rank-{ranks.rank}.json").write_text(
-        json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine)})
+        json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine), "received": len(received)})
     )
     engine.scorers.close()
     if dist.is_initialized() and "deepspeed" not in sys.modules:  # DeepSpeed keeps the group of its first engine
@@ -110,7 +116,7 @@ def kept(engine: Engine) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[list[dict[str, float]]]:
+def recorded_metrics() -> Iterator[list[dict[str, float]]]:
     """The metrics of every step, as they are reported."""
     steps: list[dict[str, float]] = []
     plain = step_report.finish_step
@@ -121,6 +127,20 @@ def told() -> Iterator[list[dict[str, float]]]:
 
     with mock.patch.object(step_report, "finish_step", finish_step):
         yield steps
+
+
+@contextlib.contextmanager
+def received_scores() -> Iterator[list[int]]:
+    """sequence_ids of the rows that this rank trained with another rank's scores."""
+    received: list[int] = []
+    plain = ShardedScorers._exchange_rewards
+
+    def exchange(self: ShardedScorers, sequence_ids: list[int]) -> Any:
+        received.extend(self._arrived.intersection(sequence_ids))
+        return plain(self, sequence_ids)
+
+    with mock.patch.object(ShardedScorers, "_exchange_rewards", exchange):
+        yield received
 
 
 @contextlib.contextmanager

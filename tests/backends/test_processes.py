@@ -24,7 +24,7 @@ def streamed(folder: Path, backend: str, steps: int) -> tuple[World, Tree]:
 
 
 @pytest.mark.parametrize("backend", [pytest.param("deepspeed-zero1", marks=NEEDS_DEEPSPEED), "fsdp2"])
-def test_under_torchrun_it_streams_stops_and_goes_on(nodes: Nodes, tmp_path: Path, backend: str) -> None:
+def test_under_torchrun_a_run_stops_and_resumes(nodes: Nodes, tmp_path: Path, backend: str) -> None:
     world, tree = streamed(tmp_path / "world", backend, 10_000)
     nodes.start(world, tree, threads=2)
     nodes.wait_until(lambda: nodes.trained(2))

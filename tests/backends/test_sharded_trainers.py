@@ -48,15 +48,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def test_sharded_roles_learn_what_one_process_does(runs: Runs, way: str, ranks: int) -> None:
     """Rows are balanced among the ranks after they were decoded, also where a service has scored them by then (`http`)."""
     for rank in range(ranks):
-        found = runs.told(f"{way}-{ranks}", rank)["steps"]
+        found = runs.result(f"{way}-{ranks}", rank)["steps"]
         assert len(found) == STEPS
-        assert [close(1e-9)(step) for step in runs.told(f"{way}-1")["steps"]] == found
+        assert [close(1e-9)(step) for step in runs.result(f"{way}-1")["steps"]] == found
     assert_alike(runs, f"{way}-{ranks}", f"{way}-1", 1e-9, range(ranks))
+    received = sum(runs.result(f"{way}-{ranks}", rank)["received"] for rank in range(ranks))
+    assert bool(received) == (way == "http"), "rows whose scores the rank that decoded them has"
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("2-then-3", 3), ("3-then-2", 2), ("3-then-1", 1)])
 def test_another_number_of_ranks_resumes_with_the_same_result(runs: Runs, name: str, ranks: int) -> None:
     for rank in range(ranks):
-        expected = runs.told("defer-1")["steps"][STEPS // 2 :]
-        assert [close(1e-9)(step) for step in expected] == runs.told(name, rank)["steps"]
+        expected = runs.result("defer-1")["steps"][STEPS // 2 :]
+        assert [close(1e-9)(step) for step in expected] == runs.result(name, rank)["steps"]
     assert_alike(runs, name, "defer-1", 1e-9, range(ranks))

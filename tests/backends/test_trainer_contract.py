@@ -60,7 +60,7 @@ class Runs:
     def __init__(self, world: Path) -> None:
         self.world = world
 
-    def told(self, name: str, rank: int = 0) -> Tree:
+    def result(self, name: str, rank: int = 0) -> Tree:
         """`steps`: metrics a step; `fault`; `moved`: how far a weight has moved at most."""
         found: Tree = json.loads((self.world / name / f"rank-{rank}.json").read_text())
         return found
@@ -171,7 +171,7 @@ def train_cases(world: Path, listed: list[dict[str, Any]], processes: int, **env
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "one_rank.py"), str(world), str(rank)], env=environment,
-            stdout=(world / f"said-{rank}").open("w"), stderr=subprocess.STDOUT,
+            stdout=(world / f"output-{rank}").open("w"), stderr=subprocess.STDOUT,
         )
         for rank in range(processes)
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def train_cases(world: Path, listed: list[dict[str, Any]], processes: int, **env
     finally:
         for process in ranks:
             process.kill()
-    assert not any(ended), "\n".join((world / f"said-{rank}").read_text()[-3000:] for rank in range(processes))
+    assert not any(ended), "\n".join((world / f"output-{rank}").read_text()[-3000:] for rank in range(processes))
     return Runs(world)
 
 
@@ -207,7 +207,7 @@ def assert_alike(runs: Runs, name: str, other: str, tolerance: float = 1e-4, ran
 def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str, way: str, one: str) -> None:
     """Also where one of them has no rows of a mini-batch (`few`)."""
     for rank in (0, 1):
-        assert [close(1e-4)(step) for step in runs.told(one)["steps"]] == runs.told(f"{backend}-{way}", rank)["steps"]
+        assert [close(1e-4)(step) for step in runs.result(one)["steps"]] == runs.result(f"{backend}-{way}", rank)["steps"]
     assert_alike(runs, f"{backend}-{way}", one)
 
 
@@ -215,7 +215,7 @@ def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str, way: st
 def test_losses_and_norms_are_those_of_plain_where_ranks_have_unequal_passes_and_gradients_are_cut(
     runs: Runs, backend: str
 ) -> None:
-    expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-passes")["steps"]
+    expected, found = runs.result("plain-passes")["steps"], runs.result(f"{backend}-passes")["steps"]
     assert len(found) == 3
     assert [close(1e-4)(step) for step in expected] == found
     assert all(step["actor/grad_norm"] > 0.05 and math.isfinite(step["critic/vf_loss"]) for step in found)
@@ -225,7 +225,7 @@ def test_losses_and_norms_are_those_of_plain_where_ranks_have_unequal_passes_and
 @each_backend
 @pytest.mark.parametrize("way", ["resumes", "takes-over", "handed-on"])
 def test_a_checkpoint_is_resumed_by_the_same_and_by_another_backend(runs: Runs, backend: str, way: str) -> None:
-    expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-{way}")["steps"]
+    expected, found = runs.result("plain-passes")["steps"], runs.result(f"{backend}-{way}")["steps"]
     assert [close(1e-4)(step) for step in expected[2:]] == found
     assert_alike(runs, f"{backend}-{way}", "plain-passes")
 
@@ -234,13 +234,13 @@ def test_a_checkpoint_is_resumed_by_the_same_and_by_another_backend(runs: Runs, 
 @pytest.mark.parametrize(("way", "ranks"), [("joined", 2), ("left", 1)])
 def test_two_ranks_take_up_what_one_has_done_and_one_what_two_have(runs: Runs, backend: str, way: str, ranks: int) -> None:
     for rank in range(ranks):
-        assert [close(1e-4)(step) for step in runs.told("alone")["steps"][2:]] == runs.told(f"{backend}-{way}", rank)["steps"]
+        assert [close(1e-4)(step) for step in runs.result("alone")["steps"][2:]] == runs.result(f"{backend}-{way}", rank)["steps"]
     assert_alike(runs, f"{backend}-{way}", "alone", ranks=range(ranks))
 
 
 @each_backend
 def test_short_weights_go_on_to_the_bit_after_a_checkpoint_that_has_them_precisely(runs: Runs, backend: str) -> None:
-    assert runs.told(f"{backend}-short-resumes")["steps"] == runs.told(f"{backend}-short")["steps"][2:]
+    assert runs.result(f"{backend}-short-resumes")["steps"] == runs.result(f"{backend}-short")["steps"][2:]
     for name, weight in runs.weights(f"{backend}-short-resumes").items():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(weight, runs.weights(f"{backend}-short")[name]), name
@@ -249,27 +249,27 @@ def test_short_weights_go_on_to_the_bit_after_a_checkpoint_that_has_them_precise
 @each_backend
 def test_a_fault_on_one_rank_ends_both_before_the_weights_are_harmed(runs: Runs, backend: str) -> None:
     for rank in (0, 1):
-        told = runs.told(f"{backend}-fault", rank)
-        assert told["fault"].startswith("rank 1: the policy loss is nan at step 2")
-        assert len(told["steps"]) == 1
+        result = runs.result(f"{backend}-fault", rank)
+        assert result["fault"].startswith("rank 1: the policy loss is nan at step 2")
+        assert len(result["steps"]) == 1
     assert all(torch.isfinite(weight).all() for weight in runs.weights(f"{backend}-fault").values())
 
 
 @each_backend
 def test_a_hugging_face_model_whose_weights_are_tied_learns_the_same(runs: Runs, backend: str) -> None:
-    expected, found = runs.told("plain-hugging")["steps"], runs.told(f"{backend}-hugging")["steps"]
+    expected, found = runs.result("plain-hugging")["steps"], runs.result(f"{backend}-hugging")["steps"]
     assert [close(1e-4)(step) for step in expected] == found
 
 
 @each_backend
 def test_passes_that_keep_less_learn_the_same(runs: Runs, backend: str) -> None:
-    expected, found = runs.told("plain-hugging")["steps"], runs.told(f"{backend}-less")["steps"]
+    expected, found = runs.result("plain-hugging")["steps"], runs.result(f"{backend}-less")["steps"]
     assert [close(1e-4)(step) for step in expected] == found
 
 
 @each_backend
 def test_low_rank_adapters_learn_the_same(runs: Runs, backend: str) -> None:
-    expected, found = runs.told("plain-adapters")["steps"], runs.told(f"{backend}-adapters")["steps"]
+    expected, found = runs.result("plain-adapters")["steps"], runs.result(f"{backend}-adapters")["steps"]
     assert [close(1e-4)(step) for step in expected] == found
     assert found[0]["actor/grad_norm"] > 0
     assert_alike(runs, f"{backend}-adapters", "plain-adapters")
@@ -277,13 +277,13 @@ def test_low_rank_adapters_learn_the_same(runs: Runs, backend: str) -> None:
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_fsdp2_keeps_half_of_every_trained_weight_on_each_of_two_ranks(runs: Runs, role: str) -> None:
-    shares = [runs.told("fsdp2-passes", rank)["kept"][role] for rank in (0, 1)]
-    whole = runs.told("plain-passes")["kept"][role]
+    shares = [runs.result("fsdp2-passes", rank)["kept"][role] for rank in (0, 1)]
+    whole = runs.result("plain-passes")["kept"][role]
     assert sum(shares) == whole
     assert max(shares) < 0.6 * whole
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_deepspeed_zero2_learns_the_same_with_its_state_in_main_memory(runs: Runs) -> None:
-    assert [close(1e-4)(step) for step in runs.told("plain-passes")["steps"]] == runs.told("offloaded")["steps"]
+    assert [close(1e-4)(step) for step in runs.result("plain-passes")["steps"]] == runs.result("offloaded")["steps"]
     assert_alike(runs, "offloaded", "plain-passes")
