@@ -39,7 +39,7 @@ Case = dict[str, Any]
 
 
 def main(world: Path, rank: int) -> None:
-    """Every case, one after the other; each has a meeting of its own."""
+    """Every case, one after the other; each has a rendezvous of its own."""
     torch.set_num_threads(1)
     for case in json.loads((world / "cases.json").read_text()):
         spec = load_spec(case["spec"])
@@ -72,7 +72,7 @@ def rendezvous_of(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
 
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
-    """Train, and write down what was told of each step, how it ended, and the weights."""
+    """Train, and write the metrics of each step, how it ended, and the weights."""
     out = world / case["name"]
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
