@@ -7,7 +7,7 @@ current ids, which is wrong for chunks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from oppo_core.models.packed import Packed
 from oppo_core.models.transformers_cache import PassthroughLayer, WindowLayer, probe_cache_shape
 from oppo_core.models.upcast import output_in_float32
 
+if TYPE_CHECKING:
+    from oppo_core.models.huggingface_io import UnreadWeights
+
 
 class HuggingFaceNetwork(nn.Module):
     """A `Network` around a transformers model. `own_head` replaces a head that the folder lacks."""
@@ -28,6 +31,7 @@ class HuggingFaceNetwork(nn.Module):
         super().__init__()
         self.model: Any = model
         self.own_head = own_head
+        self.unread: UnreadWeights | None = None  # weights to read when the network has been sharded
         output_in_float32(own_head or getattr(model, "score", None) or model.get_output_embeddings())
         self.config = config = model.config
         self.context = supported.context_of(config)

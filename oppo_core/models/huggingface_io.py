@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PretrainedConfig,
-    logging,
 )
+from transformers import logging as transformers_logging
+from transformers.distributed import DistributedConfig
 
 from oppo_contract.model_folder import CLASSIFIER, ModelFolderError
 from oppo_core.models import supported
@@ -29,10 +33,11 @@ from oppo_core.models.verify_streaming import packing_error, verify_streaming
 
 # transformers checks tokens for padding, which would synchronize with the GPU.
 PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
-
+CPU = torch.device("cpu")
+LOG = logging.getLogger(__name__)
 # We raise for missing weights, and omit heads deliberately.
-logging.set_verbosity_error()
-logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
 
 
 def load_huggingface(path: str, head: Head, dtype: torch.dtype) -> HuggingFaceNetwork:
@@ -44,9 +49,64 @@ def load_huggingface(path: str, head: Head, dtype: torch.dtype) -> HuggingFaceNe
     """
     config = check_config(path, head)
     with _explained(path):
-        network = _load(path, config, head, dtype)
+        model = _load_weights(_kind(config, head), path, config, dtype)
+    network = _wrap(_prepare(model), path, config, head, dtype)
     _verify(network)
     return network
+
+
+def build_unread(path: str, head: Head, dtype: torch.dtype, device: torch.device) -> HuggingFaceNetwork:
+    """A network without weights, for one that is sharded over the ranks: `unread` then reads this rank's shards to `device`.
+
+    A copy of its first layers with random weights is verified instead of it. A model that computes with the values of its
+    tokens, such as a mixture of experts, has no shapes without weights: it is loaded whole by `load_huggingface`.
+
+    Raises:
+        ModelFolderError: as `load_huggingface`; missing weights are noticed when they are read.
+    """
+    config = check_config(path, head)
+    kind = _kind(config, head)
+    with _explained(path):
+        try:
+            with torch.device("meta"):
+                model = _prepare(_build(kind, config, dtype))
+            network = _wrap(model, path, config, head, dtype, device)
+        except (ModelFolderError, RuntimeError) as error:
+            LOG.info("%s is loaded whole and then sharded: %s", path, error)
+            return load_huggingface(path, head, dtype).to(device)
+        few = _first_layers(config)
+        with torch.random.fork_rng(devices=[]):
+            sample = _wrap(_prepare(_build(kind, few, dtype)), path, few, head, dtype)
+    _verify(sample)
+    network.attends_by_band, network.refuses_packing = sample.attends_by_band, sample.refuses_packing
+    network.unread = UnreadWeights(path, config, dtype, device)
+    return network
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadWeights:
+    """Weights of a model that was built on the meta device and sharded."""
+
+    path: str
+    config: PretrainedConfig
+    dtype: torch.dtype
+    device: torch.device
+
+    def read(self, network: HuggingFaceNetwork) -> None:
+        """Read this rank's shards. Raises ModelFolderError if weights are missing."""
+        plain: Any = type(network.model)
+
+        def sharded(*_: Any) -> Any:
+            return network.model
+
+        # Transformers calls this after it has built the model without weights, to shard it; it then reads what each weight needs.
+        hook = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(sharded)}
+        placed = {"device_map": {"": self.device}} if self.device.type != "cpu" else {}
+        with _explained(self.path):
+            _load_weights(
+                type(plain.__name__, (plain,), hook), self.path, self.config, self.dtype,
+                distributed_config=DistributedConfig(), **placed,
+            )  # fmt: skip
 
 
 def check_config(path: str, head: Head) -> PretrainedConfig:
@@ -96,43 +156,78 @@ def _verify(network: HuggingFaceNetwork) -> None:
     network.refuses_packing = network.refuses_packing or packing_error(network)
 
 
-def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingFaceNetwork:
+def _kind(config: PretrainedConfig, head: Head) -> Any:
+    """The class of transformers that loads a model for this head."""
     if head == "lm":
-        return HuggingFaceNetwork(_load_weights(AutoModelForCausalLM, path, config, dtype), None)
-    if _is_classifier(config):
-        model = _load_weights(AutoModelForSequenceClassification, path, config, dtype)
-        if not isinstance(getattr(model, "score", None), nn.Linear):
-            raise ModelFolderError(f"{path} has no linear layer `score`; the head of a {config.model_type} classifier is unknown")
-        return HuggingFaceNetwork(model, None)
-    own_head = nn.Linear(config.hidden_size, 1).to(dtype)
-    nn.init.zeros_(own_head.weight)
-    nn.init.zeros_(own_head.bias)
-    return HuggingFaceNetwork(_load_weights(AutoModel, path, config, dtype), own_head)
+        return AutoModelForCausalLM
+    return AutoModelForSequenceClassification if _is_classifier(config) else AutoModel
 
 
-def _load_weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
+def _load_weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype, **more: Any) -> nn.Module:
     """A model with every weight from the folder; transformers would initialise missing ones randomly."""
-    attention = supported.attention_kind(config)
-    given = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
-    if dtype == torch.float64:
-        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts have no float64
-    try:
-        model, loading_info = kind.from_pretrained(path, attn_implementation=attention, **given)
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise
-        model, loading_info = kind.from_pretrained(path, attn_implementation="eager", **given)
+    given = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True} | more
+    model, loading_info = _with_attention(kind.from_pretrained, path, config, dtype, **given)
     if loading_info["missing_keys"]:
         missing = ", ".join(sorted(loading_info["missing_keys"])[:5])
         raise ModelFolderError(f"{path} lacks the weights {missing}")
-    if attention == "sdpa" and model.config._attn_implementation == "sdpa":
+    loaded: nn.Module = model
+    return loaded
+
+
+def _build(kind: Any, config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
+    """A model with random weights."""
+    model: nn.Module = _with_attention(kind.from_config, copy.deepcopy(config), config, dtype)
+    return model
+
+
+def _with_attention(make: Any, source: Any, config: PretrainedConfig, dtype: torch.dtype, **given: Any) -> Any:
+    """`make(source)` with torch's attention function, or with transformers' own where the model has no other."""
+    given["dtype"] = dtype
+    if dtype == torch.float64:
+        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts have no float64
+    try:
+        return make(source, attn_implementation=supported.attention_kind(config), **given)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return make(source, attn_implementation="eager", **given)
+
+
+def _prepare(model: Any) -> Any:
+    """The model in evaluation mode, with our attention function and fused activations where it can have them."""
+    if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(FUSED)  # does not change a model without an exchangeable attention function
     fuse_activations(model)
     for module in model.modules():
         if hasattr(module, PADDING_CHECK):
             setattr(module, PADDING_CHECK, _no_padding_check)
-    loaded: nn.Module = model.eval()
-    return loaded
+    return model.eval()
+
+
+def _wrap(
+    model: Any, path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype, device: torch.device = CPU
+) -> HuggingFaceNetwork:
+    """The model as a network, with a scalar head on `device` that starts at zero where it needs one and has none."""
+    if head == "lm":
+        return HuggingFaceNetwork(model, None)
+    if _is_classifier(config):
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ModelFolderError(f"{path} has no linear layer `score`; the head of a {config.model_type} classifier is unknown")
+        return HuggingFaceNetwork(model, None)
+    own_head = nn.Linear(config.hidden_size, 1, dtype=dtype, device=device)
+    nn.init.zeros_(own_head.weight)
+    nn.init.zeros_(own_head.bias)
+    return HuggingFaceNetwork(model, own_head)
+
+
+def _first_layers(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with the fewest layers that show every kind of attention layer, at least two."""
+    few, kinds = copy.deepcopy(config), getattr(config, "layer_types", None)
+    count = 2 if kinds is None else max(2, *(1 + kinds.index(kind) for kind in set(kinds)))
+    few.num_hidden_layers = min(count, config.num_hidden_layers)
+    if kinds is not None:
+        few.layer_types = kinds[: few.num_hidden_layers]
+    return few
 
 
 def _no_padding_check(*_: Tensor | None) -> None:

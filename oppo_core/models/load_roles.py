@@ -43,7 +43,8 @@ def load_reference(spec: RunSpec, roots: list[Path], device: torch.device, base:
     if base is not None and not isinstance(base, dict):
         return base
     models, dtype = spec.models, DTYPES[spec.resources.dtype]
-    network = load_model(models.reference or models.actor, "lm", roots, dtype, spec.seed, device=device)
+    sharded = spec.training.shards_weights
+    network = load_model(models.reference or models.actor, "lm", roots, dtype, spec.seed, device=device, sharded=sharded)
     if base is not None:
         use_shared_weights(network, base)
     check_contexts(spec, network)
@@ -57,7 +58,8 @@ def load_critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Netwo
     if not spec.ppo.has_critic:
         return None
     lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    network = load_model(spec.role_models()["critic"], "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
+    model, dtype, sharded = spec.role_models()["critic"], DTYPES[spec.resources.dtype], spec.training.shards_weights
+    network = load_model(model, "scalar", roots, dtype, spec.seed + 2, lora, device, sharded)
     check_contexts(spec, network)
     return network
 

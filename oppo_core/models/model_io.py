@@ -48,15 +48,21 @@ def load_model(
     seed: int,
     lora: Lora | None = None,
     device: torch.device = CPU,
+    sharded: bool = False,
 ) -> Network:
     """Load the network of a `ModelSpec`, in `dtype` on `device`, in evaluation mode, dropout off.
 
     A folder with another head gives its backbone, and a new scalar head starts at zero. `seed` initialises a built-in
-    architecture and the adapters of `lora`.
+    architecture and the adapters of `lora`. `sharded`: it will be sharded over the ranks (`ShardedModule`), which then reads the
+    weights of a Hugging Face model; with adapters it is loaded whole, because their digest covers all frozen weights.
 
     Raises:
         ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it lacks.
     """
+    if sharded and lora is None and spec.path is not None and not _is_ours(folder := find_model(spec.path, roots)):
+        from oppo_core.models.huggingface_io import build_unread
+
+        return build_unread(str(folder), head, dtype, device)
     network = _load(spec, head, roots, dtype, seed)
     if lora is not None:
         inject_lora(network, lora, seed)
@@ -82,11 +88,15 @@ def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, se
         return init_tiny(spec.tiny, head, seed).to(dtype).eval()
     assert spec.path is not None
     folder = find_model(spec.path, roots)
-    if read_config(folder).get("model_type") == TINY:
+    if _is_ours(folder):
         return load_tiny(folder, head).to(dtype).eval()
     from oppo_core.models.huggingface_io import load_huggingface  # transformers takes seconds to import
 
     return load_huggingface(str(folder), head, dtype)
+
+
+def _is_ours(folder: Path) -> bool:
+    return bool(read_config(folder).get("model_type") == TINY)
 
 
 def load_tiny(folder: Path, head: Head) -> TinyTransformer:

@@ -77,7 +77,8 @@ class RewardBuilder:
             return Part(source.weight, finished=served, streaming=served)
         # Seeds of built-in models: the actor's + 1 for the first part; the others are SEED_STRIDE apart, so no two are equal.
         seed = self.spec.seed + 1 + SEED_STRIDE * number
-        network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
+        sharded = self.shard is not None
+        network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device, sharded=sharded)
         if source.reads == "tokens":
             self.check_context(network)
             if self.shard is None:

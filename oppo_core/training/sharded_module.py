@@ -29,14 +29,23 @@ class ShardedModule:
     """A network, sharded in place, and the passes over it."""
 
     def __init__(self, network: Network, ranks: Ranks, trained: bool) -> None:
-        """`trained`: its shards become float32 where the network has 16 bits; passes compute in the network's dtype."""
-        first = next(network.parameters())
+        """`trained`: its shards become float32 where the network has 16 bits; passes compute in the network's dtype.
+
+        Reads the weights of a network that is still without (`huggingface_io.build_unread`): this rank's shards.
+        """
+        first, unread = next(network.parameters()), getattr(network, "unread", None)
         self.network, self.ranks, self.dtype = network, ranks, first.dtype
-        join_default_group(first.device, ranks)
+        device = first.device if unread is None else unread.device
+        join_default_group(device, ranks)
         # Built from the group: `init_device_mesh` would choose devices itself and expect a rank on each device of the node.
         world = dist.group.WORLD
         assert world is not None
-        self._module = _shard(network, DeviceMesh.from_group(world, first.device.type), trained)
+        short = trained and is_low_precision(first)
+        self._module = _shard(network, DeviceMesh.from_group(world, device.type), short)
+        if unread is not None:
+            unread.read(network)
+        if short:
+            self._module.float()
 
     def run(self, compute: Callable[[Network], Outputs]) -> Outputs:
         """One pass, with gradients if they are enabled."""
@@ -58,9 +67,9 @@ class ShardedModule:
                 self.run(shortest)
 
 
-def _shard(network: Network, mesh: DeviceMesh, trained: bool) -> PassThroughModule:
+def _shard(network: Network, mesh: DeviceMesh, short: bool) -> PassThroughModule:
+    """`short`: weights of 16 bits are to be trained, in float32."""
     dtype = next(network.parameters()).dtype
-    short = trained and is_low_precision(next(network.parameters()))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if short else MixedPrecisionPolicy()
     module = PassThroughModule(network)
     embeddings = _embeddings(module)
@@ -72,8 +81,6 @@ def _shard(network: Network, mesh: DeviceMesh, trained: bool) -> PassThroughModu
         unit.set_force_sum_reduction_for_comms(True)
     for embedding in embeddings:
         cast(FSDPModule, embedding).set_unshard_in_backward(False)  # its gradient does not depend on its weights
-    if short:
-        module.float()
     return module
 
 
