@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from oppo_core.checkpointing.publication import published_at_the_end
 from oppo_core.checkpointing.save_restore import save_at_the_end, save_when_due
 from oppo_core.control.stop_conditions import ASKED_TO_STOP
 from oppo_core.engine import step_report
@@ -26,17 +27,18 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     """
     step_report.started(engine)
     window_start = engine.clock()
-    if evaluate_first(engine, should_stop):
-        save_when_due(engine)
-    while (reason := engine.reason_to_end()) is None:
-        with skip_nonfinite(engine):
-            window_start = train_step(engine, window_start, should_stop)
-        save_when_due(engine)
-        if engine.on_any_rank(should_stop()):
-            reason = ASKED_TO_STOP
-            break
-    reason = evaluate_last(engine, reason, should_stop)
-    save_at_the_end(engine, window_start)
+    with published_at_the_end(engine):
+        if evaluate_first(engine, should_stop):
+            save_when_due(engine)
+        while (reason := engine.reason_to_end()) is None:
+            with skip_nonfinite(engine):
+                window_start = train_step(engine, window_start, should_stop)
+            save_when_due(engine)
+            if engine.on_any_rank(should_stop()):
+                reason = ASKED_TO_STOP
+                break
+        reason = evaluate_last(engine, reason, should_stop)
+        save_at_the_end(engine, window_start)
     return reason
 
 

@@ -10,15 +10,21 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oppo_contract.machine import mib
 
 MANIFEST = "manifest.json"
+Entries = dict[str, dict[str, Any]]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, resumed or written, with the reason."""
 
 
 class DiskFullError(RuntimeError):
@@ -59,14 +65,15 @@ def new_draft(folder: Path, needed: int) -> Iterator[Path]:
         raise
 
 
-def publish(draft: Path, folder: Path) -> Published:
-    """Write the manifest, fsync everything, and rename `draft` to `folder`."""
+def publish(draft: Path, folder: Path, described: Entries | None = None) -> Published:
+    """Write the manifest, fsync everything, and rename `draft` to `folder`. `described`: entries that other ranks have made."""
+    described = described or {}
     files = sorted(path for path in draft.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(draft)): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files}
-    (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in [*files, draft / MANIFEST, *(path for path in draft.rglob("*") if path.is_dir()), draft]:
+    manifest = described | describe(draft, [path for path in files if str(path.relative_to(draft)) not in described])
+    (draft / MANIFEST).write_text(json.dumps(dict(sorted(manifest.items())), indent=1))
+    for path in [draft / MANIFEST, *(path for path in draft.rglob("*") if path.is_dir()), draft]:
         _sync(path)
-    published = Published(sha256(draft / MANIFEST), sum(path.stat().st_size for path in files))
+    published = Published(sha256(draft / MANIFEST), sum(entry["bytes"] for entry in manifest.values()))
     former = _former(folder)
     if os.path.lexists(folder):
         _delete(former)
@@ -77,10 +84,13 @@ def publish(draft: Path, folder: Path) -> Published:
     return published
 
 
-def sync_files(folder: Path) -> None:
-    """Fsync every file below `folder`."""
-    for path in (path for path in folder.rglob("*") if path.is_file()):
+def describe(draft: Path, files: Iterable[Path]) -> Entries:
+    """Fsync files of a draft; returns their entries of the manifest: SHA-256 and size by relative path."""
+    entries: Entries = {}
+    for path in files:
         _sync(path)
+        entries[str(path.relative_to(draft))] = {"sha256": sha256(path), "bytes": path.stat().st_size}
+    return entries
 
 
 def remove(folders: Sequence[Path]) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import RunSpec, load_stored_spec
+from oppo_core.checkpointing.atomic_dir import CheckpointError
 from oppo_core.checkpointing.model_card import CARD, model_card
 from oppo_core.checkpointing.rank_states import read_state
-from oppo_core.checkpointing.save_restore import CheckpointError, check_intact
+from oppo_core.checkpointing.save_restore import check_intact
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import OLD_ADAPTERS, load_model, restore_weights, save_merged
 from oppo_core.ppo.actor import WEIGHTS

@@ -11,7 +11,6 @@ it. Any number of ranks can resume it (`checkpointing/rank_states.py`).
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence as Rows
 from dataclasses import asdict
 from pathlib import Path
@@ -22,16 +21,16 @@ import numpy as np
 from oppo_contract.chosen_defaults import keep_chosen
 from oppo_contract.resume_rules import Change, diff_specs, matches_rule
 from oppo_contract.spec import RunSpec, load_stored_spec
-from oppo_core.checkpointing.atomic_dir import MANIFEST, new_draft, publish, restore_former, sha256, sync_files
+from oppo_core.checkpointing.atomic_dir import MANIFEST, CheckpointError, restore_former, sha256
+from oppo_core.checkpointing.publication import add_to_draft, publish_draft
 from oppo_core.checkpointing.rank_states import STATE, load_cohorts, load_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import apply_changes, find_refusals
-from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore, best_rule
-from oppo_core.distributed.process_group import rank_dir
 from oppo_core.engine.state import Engine, Progress
 from oppo_core.engine.step_report import record_shrunk_passes
 from oppo_core.models.oom_retry import limit
+from oppo_core.models.tensor_files import SHARDS, shards_of_rank
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.placement import place_at_resume
 from oppo_core.rollout.sampling_support import load_supports, save_supports
@@ -39,10 +38,9 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
 from oppo_estimate.memory import decode_slots
 
-# Formats 4 and 5 also have KV caches of an interrupted step, which are ignored. Before 7 each rank had a pool of its own.
-FORMAT, READABLE = 7, (4, 5, 6, 7)
-# A folder created on one node appears on the others' shared mount with a delay.
-DRAFT_TIMEOUT_S, DRAFT_POLL_S = 10.0, 0.02
+# Formats 4 and 5 also have KV caches of an interrupted step, which are ignored. Before 7 each rank had a pool of its own, and
+# before 8 no tensor was in shards.
+FORMAT, READABLE = 8, (4, 5, 6, 7, 8)
 MICRO_BATCH = "ppo.micro_batch_tokens"
 SEQUENCE_FIELDS = (
     "sequence_id", "prompt_index", "response", "behaviour_logprobs", "token_versions", "age", "cohort", "finished",
@@ -50,12 +48,9 @@ SEQUENCE_FIELDS = (
 )  # fmt: skip
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, resumed or written, with the reason."""
-
-
 def save_when_due(engine: Engine) -> None:
     """Write a checkpoint every `checkpoints.every_steps` steps, after the step and its evaluation are complete."""
+    engine.writer.poll()
     complete = engine.batch is None and not engine.run_score.unfinished
     if complete and engine.progress.step % engine.spec.checkpoints.every_steps == 0:
         save(engine)
@@ -72,18 +67,21 @@ def save_at_the_end(engine: Engine, window_start: float) -> None:
 def save(engine: Engine) -> None:
     """Write `checkpoints/step-…`, publish it, report it, and delete checkpoints that need not be retained.
 
+    With a `BackgroundWriter` it is published later, at the end of a step. The checkpoint before it is published first.
+
     Raises:
         DiskFullError: too little space; earlier checkpoints are untouched.
         CheckpointError: this rank does not see rank 0's draft.
     """
+    engine.writer.wait()
     folder, score = engine.out / "checkpoints" / checkpoint_name(engine), None
     with engine.trace.span("actor", "checkpoint"):
         if engine.batch is None:
             score = engine.run_score.score_checkpoint(folder.name, engine.progress.step, engine.spec)
         if engine.ranks.first:
-            _publish(engine, folder, score)
+            publish_draft(engine, folder, score, _write)
         else:
-            _add_to_draft(engine)
+            add_to_draft(engine, _write)
         engine.saved = folder.name
 
 
@@ -166,6 +164,7 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     state = read_state(folder)
     if state["format"] not in READABLE:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READABLE[0]} to {READABLE[-1]}")
+    _check_shards(folder)
     saved = load_stored_spec(state["spec"])
     changes = diff_specs(saved, keep_chosen(spec, saved))
     in_flight = sum(len(read_state(path)["pool"]) for path in rank_dirs(folder))
@@ -193,40 +192,15 @@ def check_intact(folder: Path) -> None:
             raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
 
 
-def _publish(engine: Engine, folder: Path, score: float | None) -> None:
-    """Rank 0: write the common state and publish the checkpoint when all ranks have written their parts."""
-    retention = engine.spec.checkpoints
-    with new_draft(folder, engine.actor.saves_bytes + engine.scorers.saves_bytes) as draft:
-        engine.ranks.all_gather(str(draft).encode())
-        _write(engine, draft)
-        engine.ranks.any(False)
-        published = publish(draft, folder)
-    engine.journal.write(
-        "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
-        manifest_sha256=published.digest, bytes=published.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
-    )  # fmt: skip
-    names = checkpoint_names(folder.parent)
-    delete(
-        engine.out, checkpoints_to_prune(names, folder.name, engine.run_score.checkpoints, retention.keep, retention.keep_best)
-    )
-
-
-def _add_to_draft(engine: Engine) -> None:
-    """Other ranks: write this rank's state into rank 0's draft. Raises CheckpointError if the draft does not appear here."""
-    draft = Path(engine.ranks.all_gather(b"")[0].decode())
-    deadline = time.monotonic() + DRAFT_TIMEOUT_S
-    while not draft.is_dir() and time.monotonic() < deadline:
-        time.sleep(DRAFT_POLL_S)
-    if not draft.is_dir():
-        raise CheckpointError(
-            f"rank {engine.ranks.rank} does not see {draft}, which rank 0 has created: --out must be a folder that all nodes"
-            " share (OPPO_ARTIFACT_ROOT)"
-        )
-    own = rank_dir(draft, engine.ranks.rank)
-    own.mkdir()
-    _write(engine, own)
-    sync_files(own)
-    engine.ranks.any(False)
+def _check_shards(folder: Path) -> None:
+    """Raises CheckpointError unless all ranks that wrote the checkpoint have written shards, or none has."""
+    folders, world = sorted({file.parent for file in folder.glob(SHARDS)}), len(rank_dirs(folder))
+    for rank in range(world):
+        present = {file.parent for file in shards_of_rank(folder, rank)}
+        if missing := [path for path in folders if path not in present]:
+            raise CheckpointError(
+                f"{missing[0]} has no shards of rank {rank}; {world} ranks have written it. Resume from another checkpoint"
+            )
 
 
 def checkpoint_name(engine: Engine) -> str:
@@ -235,14 +209,14 @@ def checkpoint_name(engine: Engine) -> str:
     return f"step-{engine.progress.step:08d}{half}"
 
 
-def _write(engine: Engine, draft: Path) -> None:
-    """Write this rank's files; then drop the scorers' caches, as in a resumed run."""
+def _write(engine: Engine, draft: Path, own: Path) -> None:
+    """Write the trainers' tensors into `draft` and this rank's state into `own`; then drop the scorers' caches, as at a resume."""
     engine.scorers.start_save(str(draft))
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     record_shrunk_passes(engine)
-    save_supports(engine.local(engine.pool.sequences), draft)
-    engine.decoder.save(draft)
-    (draft / STATE).write_text(json.dumps(_state(engine)))
+    save_supports(engine.local(engine.pool.sequences), own)
+    engine.decoder.save(own)
+    (own / STATE).write_text(json.dumps(_state(engine)))
     engine.scorers.wait_save()
     engine.deltas.forget_all()
 

@@ -12,6 +12,7 @@ import torch
 from oppo_contract.machine import available_cores, mib
 from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
+from oppo_core.checkpointing.background import BackgroundWriter
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous
 from oppo_core.engine.layout import Layout, LayoutError, build_layout, scoring_device, select_device
@@ -20,6 +21,7 @@ from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.load_roles import load_actor
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, copy_sharing_weights, move_to_shared_memory, shared_memory_shortage
+from oppo_core.models.tensor_files import Writer
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
@@ -74,11 +76,12 @@ def assemble(
     actor = _trainer(spec, roots, network, codec, ranks)
     trains_early = spec.overlap.update_overlap and layout.streams
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if trains_early else None
+    writer = actor.writer = BackgroundWriter() if spec.training.shards_weights else Writer()
     with ExitStack() as started:  # closes started parts if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
         if ranks.world > 1:
             decoder = DistributedDecoder(decoder, ranks, trace.clock, partial(trace.blocked, "tail"), device.type == "cuda")
-        scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base)
+        scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base, writer)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=_read_prompts(spec, roots, codec),
@@ -87,7 +90,7 @@ def assemble(
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.initial_chunk_size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
             cpu_time=CpuTime(memory=device.type == "cpu"), conversations=read_conversations(spec, roots, codec),
-            parameters=size_and_adapters(network)[0],
+            parameters=size_and_adapters(network)[0], writer=writer,
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:
@@ -159,7 +162,7 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
 
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
-    shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None,
+    shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None, writer: Writer,
 ) -> ScorerProtocol:  # fmt: skip
     rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None  # the actor's group serves it
     in_thread_of_trainer = spec.training.shards_weights  # because passes are collective
@@ -170,6 +173,8 @@ def _start_scorers(
     silence = spec.resources.longest_silence_s
     if device.type == "cuda" and (layout.streams or layout.apart) and not in_thread_of_trainer:
         return ThreadedScorers(build, build_recorder(layout.scorer_devices, device), device, trace, silence)
+    if in_thread_of_trainer:
+        build = partial(build, writer=writer)
     if in_other_process:
         return ProcessScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

@@ -20,6 +20,7 @@ from oppo_core.control.stop_conditions import reason_to_end
 from oppo_core.distributed.process_group import SINGLE, RankError, Ranks
 from oppo_core.engine.layout import Layout
 from oppo_core.models.oom_retry import PassBudget
+from oppo_core.models.tensor_files import Writer
 from oppo_core.ppo.actor import ActorProtocol
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.reward_shaping import ScoreMoments
@@ -107,6 +108,7 @@ class Engine:
     cpu_time: CpuTime | None = None  # of real processes
     conversations: Conversations = field(default_factory=Conversations)  # of the prompts
     parameters: int = 0  # of the actor, including frozen ones
+    writer: Writer = field(default_factory=Writer)  # of checkpoints
 
     def sampled_prompt(self, sequence: Sequence) -> dict[str, Any]:
         """The fields `prompt` and `messages` of a sample."""

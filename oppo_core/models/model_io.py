@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from oppo_contract.model_folder import TINY, ModelFolderError, find_model, read_config
@@ -28,6 +29,7 @@ from oppo_core.models.adapters import (
 )
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import copy_sharing_weights
+from oppo_core.models.tensor_files import Writer, save_weights
 from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 CPU = torch.device("cpu")
+WRITER = Writer()
 
 
 def load_model(
@@ -133,19 +136,17 @@ def save_tiny(
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
 
-def save_weights(weights: dict[str, Tensor], path: Path) -> None:
-    """Tensors by name as a safetensors file."""
-    save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
-
-
-def save_actor(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+def save_actor(
+    network: Network, folder: Path, source: Path | None, eos: int, pad: int, writer: Writer = WRITER
+) -> None:  # fmt: skip
     """Write a network as a model folder of its own format, or its adapters as a `peft` folder, with the tokenizer of `source`.
 
-    A Hugging Face model becomes a folder that `from_pretrained` reads.
+    A Hugging Face model becomes a folder that `from_pretrained` reads. `writer`: writes whole models; adapters are written at once.
     """
     assert isinstance(network, nn.Module)
     if not has_lora(network):
-        _save_plain(network, dict(saved_module(network).state_dict()), folder, source, eos, pad)
+        weights = writer.copy(saved_module(network).state_dict())
+        writer.add(partial(_save_plain, network, weights, folder, source, eos, pad))
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_adapter(network, folder, source)

@@ -1,8 +1,8 @@
-"""Weights that are sharded over the ranks (`DTensor`): gathered, copied and loaded one at a time."""
+"""Weights that are sharded over the ranks (`DTensor`): copied and loaded one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -18,9 +18,9 @@ def full(weight: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """`value`, which every rank has in full, with the dtype, device and shards of `like`."""
+    """`value`, which every rank has in full or in the same shards, with the dtype, device and shards of `like`."""
     value = value.to(device=like.device, dtype=like.dtype)
-    if not isinstance(like, DTensor):
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
         return value
     return cast(Tensor, distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None))
 
@@ -31,16 +31,6 @@ def copy_trained(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
     for given, own in zip(source, target, strict=True):
         if given.requires_grad:
             own.copy_(shard_like(full(given), own))
-
-
-def gather_weights(weights: Mapping[str, Tensor], dtype: torch.dtype, keep: bool) -> dict[str, Tensor]:
-    """Weights in full in main memory, sharded ones in `dtype`; empty unless `keep`. Collective if any is sharded."""
-    gathered = {}
-    for name, weight in weights.items():
-        value = full(weight.detach())
-        if keep:
-            gathered[name] = value.to("cpu", dtype if isinstance(weight, DTensor) else value.dtype)
-    return gathered
 
 
 @torch.no_grad()

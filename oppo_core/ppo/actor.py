@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
@@ -23,10 +22,11 @@ from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import size_and_adapters
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_costs, response_states
-from oppo_core.models.model_io import restore_weights, save_actor, save_weights
+from oppo_core.models.model_io import restore_weights, save_actor
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.models.sharded_weights import copy_trained
+from oppo_core.models.tensor_files import Writer, load_tensors, save_tensors
 from oppo_core.ppo.deferred_metrics import DeferredMetrics, TokenSums
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
@@ -74,7 +74,7 @@ class ActorProtocol(Protocol):
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """Write the actor as a model folder with the tokenizer of `source`, and the optimizer state, into `folder`.
 
-        Every rank must call it; the first one writes.
+        Every rank must call it; the first one writes, and every rank the shards that it has.
         """
 
     def load(self, folder: Path) -> None:
@@ -118,27 +118,28 @@ class ActorTrainer:
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
+        self.writer = Writer()
         self._retained: RetainedForward | None = None
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-        state = self.optimizer.state()
+        state = self.writer.copy(self.optimizer.state())
+        self.writer.add(partial(save_tensors, state, folder / MOMENTS, self.ranks))
         if not self.ranks.first:
             return
-        save_actor(self.decoding, folder / WEIGHTS, source, eos, pad)
-        save_weights(state, folder / MOMENTS)
+        save_actor(self.decoding, folder / WEIGHTS, source, eos, pad, self.writer)
         if self.average is not None:
             with self.average.swapped_in():
                 save_actor(self.decoding, folder / EMA, source, eos, pad)
-            save_weights(self.average.state(), folder / EMA_MASTER)
+            save_tensors(self.average.state(), folder / EMA_MASTER, self.ranks)
 
     def load(self, folder: Path) -> None:
         self.forget()
         restore_weights(self.decoding, folder / WEIGHTS)
         if self.network is not self.decoding:
             copy_trained(self.decoding.parameters(), self.network.parameters())
-        self.optimizer.load_state(load_file(folder / MOMENTS))
+        self.optimizer.load_state(load_tensors(folder / MOMENTS, self.optimizer.shards))
         if self.average is not None:
-            self.average.load_state(load_file(folder / EMA_MASTER))
+            self.average.load_state(load_tensors(folder / EMA_MASTER, {}))
 
     def hand_over(self) -> None:
         """Gather the trained weights into the network that decodes, one at a time, if it is another one. Collective."""

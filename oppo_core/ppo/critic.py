@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
@@ -21,10 +21,9 @@ from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import load_trained_weights, size_and_adapters, trained_weights
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_costs, response_states
-from oppo_core.models.model_io import save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.models.sharded_weights import gather_weights
+from oppo_core.models.tensor_files import Writer, load_tensors, save_tensors
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.experience import Experience
@@ -103,6 +102,7 @@ class CriticTrainer:
         rates = critic_rates(ppo, steps, *size_and_adapters(network))
         self.optimizer = backend(network, rates, ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
+        self.writer = Writer()
         self._early: list[Tensor] = []  # gradients of answers trained before the batch was complete
         self._early_sums = ValueSums()
 
@@ -246,14 +246,16 @@ class CriticTrainer:
         return loss_sum, clipped_sum
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer state into `folder`. Every rank must call it; the first one writes."""
-        state = self.optimizer.state()
-        with self.ranks.rank_errors("gathering the weights"):
-            weights = gather_weights(trained_weights(self.network), self.dtype, self.ranks.first)
-        if not self.ranks.first:
-            return
-        save_weights(weights, Path(folder) / WEIGHTS)
-        save_weights(state, Path(folder) / MOMENTS)
+        """Write weights and optimizer state into `folder`.
+
+        Every rank must call it; the first one writes, and every rank the shards that it has.
+        """
+        weights = {
+            name: weight.detach().to(self.dtype) if isinstance(weight, DTensor) else weight
+            for name, weight in trained_weights(self.network).items()
+        }
+        for name, tensors in ((WEIGHTS, weights), (MOMENTS, self.optimizer.state())):
+            self.writer.add(partial(save_tensors, self.writer.copy(tensors), Path(folder) / name, self.ranks))
 
     @property
     def saves_bytes(self) -> int:
@@ -262,8 +264,8 @@ class CriticTrainer:
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        load_trained_weights(self.network, load_file(folder / WEIGHTS))
-        self.optimizer.load_state(load_file(folder / MOMENTS))
+        load_trained_weights(self.network, load_tensors(folder / WEIGHTS, self.network.state_dict(keep_vars=True)))
+        self.optimizer.load_state(load_tensors(folder / MOMENTS, self.optimizer.shards))
 
 
 def _shortest_pass(network: Network) -> tuple[Tensor]:

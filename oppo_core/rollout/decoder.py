@@ -20,7 +20,7 @@ from torch import Tensor
 from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
-from oppo_core.models.model_io import save_weights
+from oppo_core.models.tensor_files import save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise

@@ -11,6 +11,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.models.load_roles import DTYPES, FrozenBase, check_contexts, load_actor, load_critic, load_reference
 from oppo_core.models.shared_weights import copy_sharing_weights, use_shared_weights
+from oppo_core.models.tensor_files import Writer
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.build import RewardBuilder
@@ -26,12 +27,12 @@ from oppo_estimate.memory import decode_slots
 
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    rendezvous: Rendezvous | None, base: FrozenBase | None, streams: bool, trace: Recorder,
+    rendezvous: Rendezvous | None, base: FrozenBase | None, streams: bool, trace: Recorder, writer: Writer | None = None,
 ) -> ScorerSet:  # fmt: skip
     """Load the scorers' networks in this process. With `shared`, they accumulate gradients early (update overlap).
 
     They join those of the other ranks at `rendezvous`. `base`: the base model of the actor's LoRA adapters. `streams`: see
-    `Layout`.
+    `Layout`. `writer`: of checkpoints, where it is not the default.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -45,6 +46,8 @@ def build_scorers(
     try:
         reference = load_reference(spec, roots, device, base)
         trainer = _critic_trainer(spec, roots, device, resume, ranks)
+        if trainer is not None and writer is not None:
+            trainer.writer = writer
         if shard is None:
             networks = Networks(reference, trainer.network if trainer is not None else None, rewards)
             return _scorers(spec, roots, device, shared, networks, trainer, trace)

@@ -2,7 +2,7 @@
 
 The network is sharded in place. Where a decoder needs whole weights, it has a copy of its own (`ActorTrainer.hand_over`).
 
-Checkpoints have the format of all backends (docs/decisions/0004-checkpoints-of-sharded-training-are-ours.md).
+Each rank saves its shards (docs/decisions/0009-checkpoints-in-shards.md).
 """
 
 from __future__ import annotations
@@ -79,20 +79,18 @@ class FsdpBackend(EqualizedPasses):
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Gathered one parameter at a time; only rank 0 keeps the result."""
+        """Under the names of `Optimizer`; all but the step counts are this rank's shards."""
         state: dict[str, Tensor] = {}
         for number, part in enumerate(self.parameters):
             entry = self._adamw.state.get(part, {})
-            parts = {MASTER: part.detach()} if self._has_masters else {}
-            parts |= {name: entry[name] for name in MOMENTS if name in entry}
-            for name, value in parts.items():
-                with self.ranks.rank_errors("gathering the optimizer's state"):
-                    gathered = full(value)
-                if self.ranks.first:
-                    state[f"{number}.{name}"] = gathered.to("cpu", copy=True)
-            if entry and self.ranks.first:
-                state[f"{number}.step"] = torch.as_tensor(entry["step"]).clone()
+            if self._has_masters:
+                state[f"{number}.{MASTER}"] = part.detach()
+            state |= {f"{number}.{name}": torch.as_tensor(entry[name]) for name in (*MOMENTS, "step") if name in entry}
         return state
+
+    @property
+    def shards(self) -> dict[str, Tensor]:
+        return {f"{number}.{name}": part for number, part in enumerate(self.parameters) for name in (MASTER, *MOMENTS)}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:

@@ -167,6 +167,10 @@ class Optimizer:
             for name, value in entry.items()
         }
 
+    @property
+    def shards(self) -> dict[str, Tensor]:
+        return {}
+
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
         state: dict[int, dict[str, Tensor]] = {}

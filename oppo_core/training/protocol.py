@@ -6,7 +6,7 @@ With several ranks: each rank announces in `begin` how many backward passes it w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -61,11 +61,18 @@ class TrainingBackend(Protocol):
     def state(self) -> dict[str, Tensor]:
         """Adam moments and step counts by parameter number, and float32 master weights where the network is in bfloat16.
 
-        Collective: every rank calls it, rank 0 writes the result.
+        Collective: every rank calls it. Rank 0 writes whole tensors, and every rank its shards.
         """
 
+    @property
+    def shards(self) -> Mapping[str, Tensor]:
+        """By the names of `state`: for each tensor that is sharded, one with the same shards."""
+
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load the result of `state` of any backend and any number of ranks. The network's weights are loaded already."""
+        """Load the result of `state` of any backend and any number of ranks. The network's weights are loaded already.
+
+        What is named in `shards` may be this rank's shards.
+        """
 
 
 # Arguments: network, learning rates, weight decay, max gradient norm, ranks.

@@ -108,6 +108,11 @@ class ZeroBackend(EqualizedPasses):
                 state[f"{number}.step"] = torch.tensor(float(self._steps))
         return state
 
+    @property
+    def shards(self) -> dict[str, Tensor]:
+        """None: the state is gathered before it is written."""
+        return {}
+
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         self._steps = int(tensors["0.step"]) if "0.step" in tensors else 0
         if self._steps:

@@ -25,7 +25,7 @@ def export(checkpoint: Path, out: Path, merge: bool, roots: tuple[Path, ...]) ->
     """
     from oppo_contract.model_folder import ModelFolderError
     from oppo_core.checkpointing.export import export_actor
-    from oppo_core.checkpointing.save_restore import CheckpointError
+    from oppo_core.checkpointing.atomic_dir import CheckpointError
 
     try:
         names = export_actor(checkpoint, out, merge, list(roots))

@@ -27,7 +27,7 @@ from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import select_device
 from oppo_core.engine.state import Engine
-from oppo_core.models.sharded_weights import gather_weights
+from oppo_core.models.sharded_weights import full
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.scoring.sharded import ShardedScorers
@@ -103,9 +103,10 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
     """The weights of the network that decodes, and the critic's; whole, in the run's dtype. Collective."""
     critic = engine.scorers.trainer  # type: ignore[attr-defined]
-    found = gather_weights(critic.network.state_dict(), critic.dtype, keep=True) if critic is not None else {}
+    found = critic.network.state_dict() if critic is not None else {}
     actor = engine.actor.decoding.state_dict()  # type: ignore[attr-defined]
-    return {f"actor.{name}": w.detach() for name, w in actor.items()} | {f"critic.{name}": w for name, w in found.items()}
+    gathered = {f"critic.{name}": full(w.detach()).to(critic.dtype) for name, w in found.items()}
+    return {f"actor.{name}": w.detach() for name, w in actor.items()} | gathered
 
 
 def kept(engine: Engine) -> dict[str, int]:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from oppo_contract.checkpoint_pins import FOLDER, pinned_names, pins_exist, pins_locked, remove_older_pins, write_pins
-from oppo_core.checkpointing.save_restore import delete
+from oppo_core.checkpointing.retention import delete
 
 
 def written(out: Path, step: int) -> str:

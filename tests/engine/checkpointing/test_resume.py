@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 from oppo_contract.events import parse_event
 from oppo_core.checkpointing.atomic_dir import MANIFEST, sha256
-from oppo_core.checkpointing.save_restore import CheckpointError, verify
+from oppo_core.checkpointing.atomic_dir import CheckpointError
+from oppo_core.checkpointing.save_restore import verify
 from oppo_core.reporting.event_log import Journal
 from oppo_core.scoring.early import EarlyBatch, EarlyScorers
 from oppo_core.train import resume_step

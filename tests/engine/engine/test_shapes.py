@@ -10,7 +10,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.model_io import save_weights
+from oppo_core.models.tensor_files import save_weights
 from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_estimate.shapes import Head, Shape, read_shape, tiny_shape
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oppo_core.checkpointing.save_restore import CheckpointError
+from oppo_core.checkpointing.atomic_dir import CheckpointError
 from oppo_core.rewards.prompt_records import MESSAGES, PromptRecords
 from oppo_core.rollout.chat import ChatError
 from oppo_core.rollout.prompts import PromptError, PromptStream, digest, read_prompts
