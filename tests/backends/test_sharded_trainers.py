@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from safetensors import safe_open
 
+from oppo_core.models.tensor_files import shards_of_rank
 from oppo_core.rewards.service_auth import HOSTS_VARIABLE
 from tests.backends.test_trainer_contract import BACKENDS, Runs, Tree, assert_alike, case, close, merged, train_cases
 from tests.engine.rewards.reward_server import serve_rewards
@@ -54,6 +56,19 @@ def test_sharded_roles_learn_what_one_process_does(runs: Runs, way: str, ranks: 
     assert_alike(runs, f"{way}-{ranks}", f"{way}-1", 1e-9, range(ranks))
     received = sum(runs.result(f"{way}-{ranks}", rank)["received"] for rank in range(ranks))
     assert bool(received) == (way == "http"), "rows whose scores the rank that decoded them has"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_saves_its_shards(runs: Runs, ranks: int) -> None:
+    """Of the critic and of both optimizers; only step counts are saved whole."""
+    folder = runs.world / f"defer-{ranks}" / HALF
+    sizes = [sum(file.stat().st_size for file in shards_of_rank(folder, rank)) for rank in range(ranks)]
+    assert max(sizes) < 1.1 * min(sizes)
+    assert max(sizes) < 1.1 * sum(sizes) / ranks
+    for role in ("actor-optimizer", "critic", "critic-optimizer"):
+        with safe_open(folder / f"{role}.safetensors", "pt") as whole:
+            assert all(name.endswith(".step") for name in whole.keys()), role  # noqa: SIM118
+        assert len(list((folder / role).iterdir())) == ranks
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("2-then-3", 3), ("3-then-2", 2), ("3-then-1", 1)])

@@ -24,7 +24,6 @@ from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -39,6 +38,7 @@ from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
 from oppo_core.models.adapters import ADAPTER_WEIGHTS
+from oppo_core.models.tensor_files import load_tensors
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import load_model, save_tiny
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
@@ -97,7 +97,7 @@ def checkpoint_weights(out: Path, role: str, step: int | None = None) -> dict[st
     """Weights of `actor` or `critic` in a checkpoint below `out`; of an actor with adapters those."""
     folder = sorted((out / "checkpoints").glob("step-*"))[-1] if step is None else out / "checkpoints" / f"step-{step:08d}"
     adapters, whole = folder / "actor" / ADAPTER_WEIGHTS, folder / "actor" / "model.safetensors"
-    return load_file(folder / "critic.safetensors" if role == "critic" else adapters if adapters.exists() else whole)
+    return load_tensors(folder / "critic.safetensors" if role == "critic" else adapters if adapters.exists() else whole, {})
 
 
 @dataclass(slots=True)

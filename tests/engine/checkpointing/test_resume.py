@@ -20,8 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from oppo_contract.events import parse_event
-from oppo_core.checkpointing.atomic_dir import MANIFEST, sha256
-from oppo_core.checkpointing.atomic_dir import CheckpointError
+from oppo_core.checkpointing.atomic_dir import MANIFEST, CheckpointError, sha256
 from oppo_core.checkpointing.save_restore import verify
 from oppo_core.reporting.event_log import Journal
 from oppo_core.scoring.early import EarlyBatch, EarlyScorers
@@ -54,6 +53,14 @@ MODES: dict[str, tuple[dict[str, Any], int]] = {
             "ppo": {"kl": {"controller": "adaptive"}},
         },
         2,
+    ),
+    "sharded": (
+        {
+            "training": {"backend": "fsdp2"},
+            "overlap": {"inter_step": "defer", "overcommit": {"min": 3}},
+            "ppo": {"epochs": 2, "mini_batches": 2},
+        },
+        1,
     ),
 }
 # Files of keys and values, of which a checkpoint needs those only that outlive an update.
@@ -124,10 +131,12 @@ def check_against(undisturbed: Any, world: Any, out: Path, events: list[Any], ex
 def test_killed_and_resumed_ends_with_the_same_bits(world: Any, mode: str, undisturbed: Any, tmp_path: Path) -> None:
     changes, threads = MODES[mode]
     tree = world.tree(COMMON, changes)
-    kill_at(world, tree, tmp_path, threads, random.Random(mode).randrange(EVERY + 1, STEPS - EVERY))
+    # In the background, a checkpoint is published at the latest when the next one is due.
+    first = 2 * EVERY if mode == "sharded" else EVERY
+    kill_at(world, tree, tmp_path, threads, random.Random(mode).randrange(first + 1, STEPS - EVERY))
     start = newest(tmp_path)
     state = json.loads((start / "state.json").read_text())
-    carried, defers = state["pool"], mode in ("oppo", "groups")
+    carried, defers = state["pool"], mode in ("oppo", "groups", "sharded")
     assert bool(carried) == defers, "the checkpoint should hold half-finished answers exactly when some are deferred"
     assert any(row["response"] and not row["finished"] for row in carried) == defers
     assert bool(state["queue"]) == (mode == "tail batch")
@@ -169,7 +178,7 @@ def test_killed_again_and_again(world: Any, mode: str, undisturbed: Any, tmp_pat
     changes, threads = MODES[mode]
     tree, draw, resume, step = world.tree(COMMON, changes), random.Random(seed), None, 0
     while step < STEPS - EVERY:
-        step = draw.randrange(max(step, EVERY) + 1, STEPS)
+        step = draw.randrange(max(step, 2 * EVERY if mode == "sharded" else EVERY) + 1, STEPS)
         kill_at(world, tree, tmp_path, threads, step, resume)
         resume = newest(tmp_path)
     resumed = world.start(tree, tmp_path, threads, resume)
