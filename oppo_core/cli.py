@@ -168,13 +168,15 @@ def _join_ranks(spec: RunSpec) -> Ranks:
     import torch
 
     from oppo_core.distributed.process_group import join, rendezvous_from_env
-    from oppo_core.engine.layout import select_device
+    from oppo_core.engine.layout import require_equal_devices, select_device
 
     device, resources = select_device(spec), spec.resources
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rendezvous = rendezvous_from_env(resources.nodes, resources.ranks_per_node, resources.longest_silence_s)
-    return join(rendezvous, "engine", device)
+    ranks = join(rendezvous, "engine", device)
+    require_equal_devices(device, ranks)
+    return ranks
 
 
 def _stop_on_signals() -> threading.Event:

@@ -30,7 +30,7 @@ from oppo_core.control.run_score import RunScore, best_rule
 from oppo_core.engine.state import Engine, Progress
 from oppo_core.engine.step_report import record_shrunk_passes
 from oppo_core.models.oom_retry import limit
-from oppo_core.models.tensor_files import SHARDS, shards_of_rank
+from oppo_core.models.tensor_files import shards_of, shards_of_rank
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.placement import place_at_resume
 from oppo_core.rollout.sampling_support import load_supports, save_supports
@@ -194,12 +194,12 @@ def check_intact(folder: Path) -> None:
 
 def _check_shards(folder: Path) -> None:
     """Raises CheckpointError unless all ranks that wrote the checkpoint have written shards, or none has."""
-    folders, world = sorted({file.parent for file in folder.glob(SHARDS)}), len(rank_dirs(folder))
+    folders, world = [shards_of(file) for file in folder.glob("*.safetensors") if shards_of(file).is_dir()], len(rank_dirs(folder))
     for rank in range(world):
         present = {file.parent for file in shards_of_rank(folder, rank)}
-        if missing := [path for path in folders if path not in present]:
+        if missing := sorted(path for path in folders if path not in present):
             raise CheckpointError(
-                f"{missing[0]} has no shards of rank {rank}; {world} ranks have written it. Resume from another checkpoint"
+                f"{missing[0]} has no shards of rank {rank}, although {world} ranks wrote it; resume from another checkpoint"
             )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
+from oppo_core.distributed.process_group import Ranks
 
 # Below this hidden size, decode operations are too small for a second thread (measured: docs/performance.md).
 DECODE_THREADS_FROM_HIDDEN = 128
@@ -91,6 +92,24 @@ def _check_vllm_on_cpu(spec: RunSpec) -> None:
         raise LayoutError(f"torch sees no GPU here, and on a CPU vLLM reports no mask of top-k, top-p and min-p; {remedy}")
     if spec.rollout.vllm_sleep:
         raise LayoutError(f"torch sees no GPU here, and on a CPU vLLM cannot release memory (rollout.vllm_sleep); {remedy}")
+
+
+def require_equal_devices(device: torch.device, ranks: Ranks) -> None:
+    """Raise LayoutError on all ranks if their devices differ: a rank without a GPU would wait for NCCL for ever. Collective."""
+    names = [name.decode() for name in ranks.all_gather(_device_name(device).encode())]
+    if len(set(names)) > 1:
+        listed = ", ".join(f"rank {rank} has {name}" for rank, name in enumerate(names))
+        raise LayoutError(
+            f"the ranks of a run need equal devices, but {listed}; submit it to a queue whose nodes are of one kind, or set"
+            " resources.kind to the kind that all of them have"
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "no GPU"
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} ({found.total_memory / 2**30:.0f} GiB)"
 
 
 def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -21,9 +25,10 @@ class TwoNodes:
     def __init__(self, platform: Any, second: subprocess.Popen[bytes], tools: Any) -> None:
         self.platform, self.second, self.tools = platform, second, tools
 
-    def spec(self, name: str, steps: int) -> dict[str, Any]:
+    def spec(self, name: str, steps: int, backend: str = "plain") -> dict[str, Any]:
         """A tiny run on both nodes, one core each."""
-        return self.tools.tiny_spec(name, steps, resources={"nodes": 2, "devices": 2, "cpu_threads": 1})
+        resources = {"nodes": 2, "devices": 2, "cpu_threads": 1}
+        return self.tools.tiny_spec(name, steps, resources=resources, training={"backend": backend})
 
     def engines(self) -> list[psutil.Process]:
         """The engines' main processes: of the platform's own node, and of the second one."""
@@ -67,14 +72,41 @@ def test_a_run_is_trained_on_two_nodes(nodes: TwoNodes) -> None:
     assert not nodes.engines()
 
 
-def test_an_engine_that_is_killed_ends_both_and_the_run_resumes(nodes: TwoNodes) -> None:
+def test_a_sharded_run_is_submitted_and_followed_in_the_browser(nodes: TwoNodes) -> None:
+    """FSDP2 over the two nodes: the form takes it, its page shows both nodes, the last step and a checkpoint."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    link = nodes.tools.oppo(nodes.platform.home, "login-link", "admin").stdout.split()[-1]
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=os.environ.get("OPPO_CHROMIUM"), args=["--no-sandbox"])
+        page = browser.new_context(base_url=nodes.platform.base_url).new_page()
+        page.set_default_timeout(120_000)
+        page.goto(urlsplit(link).path)
+        page.goto("/runs/new")
+        page.click("[data-view=yaml]")
+        page.fill("#yaml", json.dumps(nodes.spec("sharded in the browser", 12, "fsdp2")))
+        page.click("#send[aria-disabled=false]")
+        page.wait_for_url(re.compile(r"/runs/\d+$"))
+        run_id = int(page.url.rsplit("/", 1)[1])
+        run = nodes.platform.wait_for_end(run_id)
+        assert run["state"] == "succeeded", (run["reason"], run["last_log_lines"])
+        page.reload()
+        sync_api.expect(page.get_by_text("12 of 12").first).to_be_visible(timeout=30_000)
+        page.goto(f"/runs/{run_id}/checkpoints")
+        sync_api.expect(page.locator("main")).to_contain_text("step-00000012", timeout=30_000)
+        browser.close()
+    assert nodes.platform.steps_of(run_id) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("backend", ["plain", "fsdp2"])
+@pytest.mark.parametrize("victim", [0, -1])
+def test_an_engine_that_is_killed_ends_both_and_the_run_resumes(nodes: TwoNodes, victim: int, backend: str) -> None:
     platform = nodes.platform
-    run_id = platform.submit(nodes.spec("killed on one node", 40))
+    run_id = platform.submit(nodes.spec("killed on one node", 40, backend))
     assert nodes.running(run_id)["reason"].startswith("Trains on nodes ")
     platform.wait_for_step(run_id, 7)  # there is a checkpoint of step 5
     engines = nodes.engines()
     assert len(engines) == 2
-    engines[-1].kill()
+    engines[victim].kill()
     nodes.tools.eventually(lambda: not any(process.is_running() for process in engines), "both engines to end")
     run = platform.wait_for_end(run_id)
     assert run["state"] == "succeeded", (run["reason"], run["last_log_lines"])

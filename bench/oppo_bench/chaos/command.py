@@ -49,12 +49,14 @@ OVERLAPPED = {
         "intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"initial": 2, "max": 4}, "chunk": {"size": 4},
     },
 }  # fmt: skip
+TWO_NODES = {"nodes": 2, "devices": 2, "cpu_threads": 1, "dtype": "float64"}
 SHAPES: dict[str, dict[str, Any]] = {
     "sequential": {},
     "overlapped": OVERLAPPED,
     "GRPO": {"ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 4}},
     "adapter": {"lora": {"rank": 2}},
-    "two nodes": {"resources": {"nodes": 2, "devices": 2, "cpu_threads": 1, "dtype": "float64"}},
+    "two nodes": {"resources": TWO_NODES},
+    "two nodes, sharded": {"resources": TWO_NODES, "training": {"backend": "fsdp2"}},
 }
 PROCESSES = ("engine", "supervisor", "agent", "consumer", "fork server", "web", "scheduler", "housekeeper", "database", "broker")
 FAULTS: list[tuple[float, Callable[[Target], Struck | None]]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,30 @@ def test_a_damaged_file_is_refused_by_name(world: Any, checkpoint: Any, tmp_path
     reason = refused(world, tree, tmp_path / "out", folder)
     assert reason.startswith("CheckpointError")
     assert name in reason
+
+
+def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Path) -> None:
+    """Also if the manifest does not list it: then fewer ranks have left shards than have written the checkpoint."""
+    tree = world.tree({"steps": 2, "training": {"backend": "fsdp2"}})
+    run = world.start(tree, tmp_path / "out")
+    assert run.end()[0] == 0
+    whole = newest(tmp_path / "out")
+    name = "critic/shard-00001-model-00001-of-00001.safetensors"
+    for damage in ("flip", "missing", "forgotten"):
+        folder = tmp_path / damage
+        shutil.copytree(whole, folder)
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).unlink()
+        if damage == "flip":
+            (folder / name).write_bytes(content)
+        if damage == "forgotten":
+            manifest = json.loads((folder / "manifest.json").read_text())
+            del manifest[name]
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+        reason = refused(world, {**tree, "steps": 3}, tmp_path / f"out {damage}", folder)
+        assert reason.startswith("CheckpointError")
+        assert ("critic has no shards of rank 0" if damage == "forgotten" else name) in reason
 
 
 def test_invalid_checkpoint_folder_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:
