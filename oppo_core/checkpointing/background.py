@@ -28,8 +28,6 @@ class Pending:
 class BackgroundWriter(Writer):
     """Writes from copies in main memory, one checkpoint at a time."""
 
-    in_background = True
-
     def __init__(self) -> None:
         self.given_up = threading.Event()  # `wait` no longer waits
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -56,8 +56,6 @@ def shards_of_rank(checkpoint: Path, rank: int) -> list[Path]:
 class Writer:
     """Writes the parts of a checkpoint, at once. `checkpointing.background` has one that does so while training goes on."""
 
-    in_background = False
-
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors as they are now until they are written: here those given."""
         return dict(tensors)
