@@ -19,7 +19,7 @@ from typing import Any
 
 from oppo_bench.document import Result, document, write
 from oppo_bench.engine.workload import SIZES, VOCAB, write_prompts
-from oppo_bench.machine_load import LoadMonitor
+from oppo_bench.machine_load import Machine
 from oppo_contract.events import parse_event
 
 CORES, LEFT_OUT = 2, 2
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    monitor = LoadMonitor()
+    machine = Machine(os.cpu_count() or 1, os.getloadavg()[0], None)
     medians: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with tempfile.TemporaryDirectory() as scratch:
         prompts = write_prompts(Path(scratch), seed=0)
@@ -85,4 +85,4 @@ def main() -> None:
         print(f"{result.name:28} {result.median:8.3f} {result.unit:2} ({result.min:.3f}–{result.max:.3f}, n = {result.n})")
     if options.json:
         settings = {"repetitions": options.repetitions, "steps": options.steps, "run": spec({}, options.steps, Path("prompts.jsonl"))}
-        write(options.json, document("ranks", monitor.machine(), settings, results))
+        write(options.json, document("ranks", machine, settings, results))
