@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, empty
 
 from oppo_core.distributed.process_group import Ranks
 
@@ -47,7 +47,9 @@ def load_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _empty(like: Tensor | None, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(like.detach(), dtype=dtype) if isinstance(like, DTensor) else torch.empty(size, dtype=dtype)
+    if not isinstance(like, DTensor):
+        return torch.empty(size, dtype=dtype)
+    return empty(size, dtype=dtype, device_mesh=like.device_mesh, placements=like.placements)
 
 
 class _ShardWriter(HuggingFaceStorageWriter):

@@ -22,6 +22,7 @@ from oppo_core.distributed.process_group import Ranks
 from oppo_core.models import shard_files
 from oppo_core.models.tensor_files import load_tensors, save_tensors, shards_of_rank
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
