@@ -63,7 +63,6 @@ def test_each_rank_saves_its_shards(runs: Runs, ranks: int) -> None:
     """Of the critic and of both optimizers; only step counts are saved whole."""
     folder = runs.world / f"defer-{ranks}" / HALF
     sizes = [sum(file.stat().st_size for file in shards_of_rank(folder, rank)) for rank in range(ranks)]
-    assert max(sizes) < 1.1 * min(sizes)
     assert max(sizes) < 1.1 * sum(sizes) / ranks
     for role in ("actor-optimizer", "critic", "critic-optimizer"):
         with safe_open(folder / f"{role}.safetensors", "pt") as whole:
