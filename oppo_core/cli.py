@@ -215,8 +215,7 @@ def _oom_remedy(error: BaseException) -> str:
 def _explained_errors() -> tuple[type[Exception], ...]:
     """Errors whose message states the problem and a remedy."""
     from oppo_contract.model_folder import ModelFolderError
-    from oppo_core.checkpointing.atomic_dir import DiskFullError
-    from oppo_core.checkpointing.atomic_dir import CheckpointError
+    from oppo_core.checkpointing.atomic_dir import CheckpointError, DiskFullError
     from oppo_core.distributed.process_group import RankError
     from oppo_core.engine.layout import LayoutError
     from oppo_core.engine.preflight import PreflightError

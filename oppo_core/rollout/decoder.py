@@ -20,9 +20,9 @@ from torch import Tensor
 from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
-from oppo_core.models.tensor_files import save_weights
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
+from oppo_core.models.tensor_files import save_weights
 from oppo_core.models.upcast import precise
 from oppo_core.rng import Use
 from oppo_core.rollout.sampling import Filters, sample, sample_filtered, uniforms

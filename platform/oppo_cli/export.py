@@ -24,8 +24,8 @@ def export(checkpoint: Path, out: Path, merge: bool, roots: tuple[Path, ...]) ->
     be merged.
     """
     from oppo_contract.model_folder import ModelFolderError
-    from oppo_core.checkpointing.export import export_actor
     from oppo_core.checkpointing.atomic_dir import CheckpointError
+    from oppo_core.checkpointing.export import export_actor
 
     try:
         names = export_actor(checkpoint, out, merge, list(roots))

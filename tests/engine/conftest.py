@@ -38,9 +38,9 @@ from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
 from oppo_core.models.adapters import ADAPTER_WEIGHTS
-from oppo_core.models.tensor_files import load_tensors
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import load_model, save_tiny
+from oppo_core.models.tensor_files import load_tensors
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
 from oppo_core.reporting.event_log import Journal

@@ -84,5 +84,9 @@ def main() -> None:
     for result in results:
         print(f"{result.name:28} {result.median:8.3f} {result.unit:2} ({result.min:.3f}–{result.max:.3f}, n = {result.n})")
     if options.json:
-        settings = {"repetitions": options.repetitions, "steps": options.steps, "run": spec({}, options.steps, Path("prompts.jsonl"))}
+        settings = {
+            "repetitions": options.repetitions,
+            "steps": options.steps,
+            "run": spec({}, options.steps, Path("prompts.jsonl")),
+        }
         write(options.json, document("ranks", machine, settings, results))

@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_core.checkpointing.export import export_actor
 from oppo_core.checkpointing.atomic_dir import CheckpointError
+from oppo_core.checkpointing.export import export_actor
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.preflight import PreflightError, error_text, preflight, require_preflight
 from oppo_core.training.optimizer import tensor_bytes

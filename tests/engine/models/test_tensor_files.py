@@ -56,7 +56,9 @@ rows = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size
 
 
 @given(rows, st.integers(1, 5), st.integers(1, 5))
-def test_any_number_of_ranks_reads_what_any_number_wrote(rows: list[tuple[list[int], torch.dtype]], wrote: int, reads: int) -> None:
+def test_any_number_of_ranks_reads_what_any_number_wrote(
+    rows: list[tuple[list[int], torch.dtype]], wrote: int, reads: int
+) -> None:
     """Also where a rank has no row of a tensor, because the tensor has fewer rows than there are ranks."""
     generator = torch.Generator().manual_seed(len(rows))
     tensors: dict[str, Tensor] = {
@@ -68,7 +70,9 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(rows: list[tuple[list[i
         write(tensors, plain, path, wrote)
         for rank in range(reads):
             with fake_ranks(rank, reads) as (_, mesh):
-                like = {name: sharded(torch.zeros_like(tensor), mesh) for name, tensor in tensors.items()} | {"other": torch.zeros(1)}
+                like = {name: sharded(torch.zeros_like(tensor), mesh) for name, tensor in tensors.items()} | {
+                    "other": torch.zeros(1)
+                }
                 found = load_tensors(path, like)
                 for name, tensor in tensors.items():
                     part = found[name]
