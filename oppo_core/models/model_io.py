@@ -141,7 +141,7 @@ def save_actor(
 ) -> None:  # fmt: skip
     """Write a network as a model folder of its own format, or its adapters as a `peft` folder, with the tokenizer of `source`.
 
-    A Hugging Face model becomes a folder that `from_pretrained` reads. `writer`: writes whole models; adapters are written at once.
+    A Hugging Face model becomes a folder that `from_pretrained` reads. `writer`: of whole models; adapters are written at once.
     """
     assert isinstance(network, nn.Module)
     if not has_lora(network):

@@ -37,7 +37,7 @@ def save_shards(tensors: Mapping[str, DTensor], folder: Path, ranks: Ranks) -> N
         numbers[name] = 1 + size // FILE_BYTES
         size += tensor.numel() * tensor.itemsize // ranks.world
     planner = _ShardPlanner(flatten_state_dict=False)
-    dcp.save(dict(tensors), storage_writer=_ShardWriter(folder, ranks.rank, numbers), planner=planner, no_dist=True)
+    save(dict(tensors), storage_writer=_ShardWriter(folder, ranks.rank, numbers), planner=planner, no_dist=True)
 
 
 def load_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,8 +46,9 @@ def load_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {
         name: _empty(like.get(name), saved.size, saved.properties.dtype)
         for name, saved in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(saved, TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+    load(tensors, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
     return tensors
 
 

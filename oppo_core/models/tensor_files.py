@@ -35,7 +35,7 @@ def load_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     `like` may have other names than the file, too.
     """
-    tensors = load_file(path)
+    tensors: dict[str, Tensor] = load_file(path)
     if shards_of(path).is_dir():
         from oppo_core.models.shard_files import load_shards
 

@@ -32,7 +32,10 @@ def test_ranks_on_different_devices_are_refused_on_every_rank(names: list[str], 
             require_equal_devices(CPU, ranks)
         return str(refused.value)
 
-    with mock.patch.object(layout, "_device_name", lambda _: here[threading.get_ident()]):
+    def name_here(device: torch.device) -> str:
+        return here[threading.get_ident()]
+
+    with mock.patch.object(layout, "_device_name", name_here):
         reasons = on_threads(len(names), join)
     assert all(words in reason and "resources.kind" in reason for reason in reasons)
 
