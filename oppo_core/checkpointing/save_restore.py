@@ -194,10 +194,8 @@ def check_intact(folder: Path) -> None:
 
 def _check_shards(folder: Path) -> None:
     """Raises CheckpointError unless all ranks that wrote the checkpoint have written shards, or none has."""
-    folders, world = (
-        [shards_of(file) for file in folder.glob("*.safetensors") if shards_of(file).is_dir()],
-        len(rank_dirs(folder)),
-    )
+    world = len(rank_dirs(folder))
+    folders = [shards_of(file) for file in folder.glob("*.safetensors") if shards_of(file).is_dir()]
     for rank in range(world):
         present = {file.parent for file in shards_of_rank(folder, rank)}
         if missing := sorted(path for path in folders if path not in present):
