@@ -211,7 +211,7 @@ def checkpoint_name(engine: Engine) -> str:
 
 
 def _write(engine: Engine, draft: Path, own: Path) -> None:
-    """Write the trainers' tensors into `draft` and this rank's state into `own`; then drop the scorers' caches, as a resume does."""
+    """Write the trainers' tensors into `draft` and this rank's state into `own`; drop the scorers' caches, as a resume does."""
     engine.scorers.start_save(str(draft))
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     record_shrunk_passes(engine)
