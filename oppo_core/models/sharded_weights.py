@@ -26,11 +26,18 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_trained(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
-    """Copy the weights that are trained, one at a time; those of either side may be sharded. Collective if the source is."""
+def copy_trained(source: Iterable[Tensor], target: Iterable[Tensor]) -> int:
+    """Copy the weights that are trained, one at a time; those of either side may be sharded. Collective if the source is.
+
+    Returns their size in bytes, in the target's dtype, in which sharded ones are gathered.
+    """
+    size = 0
     for given, own in zip(source, target, strict=True):
         if given.requires_grad:
-            own.copy_(shard_like(full(given), own))
+            value = full(given.to(own.dtype))
+            own.copy_(shard_like(value, own))
+            size += value.nbytes
+    return size
 
 
 @torch.no_grad()

@@ -80,8 +80,11 @@ class ActorProtocol(Protocol):
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
 
-    def hand_over(self) -> None:
-        """After `update`: copy the trained weights to the network that decodes, where that is another one. Collective."""
+    def hand_over(self) -> int:
+        """After `update`: copy the trained weights to the network that decodes, where that is another one. Collective.
+
+        Returns their size in bytes.
+        """
 
     def forget(self) -> None:
         """Drop the forward pass retained by `logprobs`."""
@@ -141,11 +144,12 @@ class ActorTrainer:
         if self.average is not None:
             self.average.load_state(load_tensors(folder / EMA_MASTER, {}))
 
-    def hand_over(self) -> None:
+    def hand_over(self) -> int:
         """Gather the trained weights into the network that decodes, one at a time, if it is another one. Collective."""
-        if self.network is not self.decoding:
-            with self.ranks.rank_errors("gathering the weights"):
-                copy_trained(self.network.parameters(), self.decoding.parameters())
+        if self.network is self.decoding:
+            return 0
+        with self.ranks.rank_errors("gathering the weights"):
+            return copy_trained(self.network.parameters(), self.decoding.parameters())
 
     def forget(self) -> None:
         self._retained = None

@@ -63,8 +63,9 @@ class SimulatedActor:
         self._retained_tokens = 0
         return {}
 
-    def hand_over(self) -> None:
+    def hand_over(self) -> int:
         """No-op: not modelled."""
+        return 0
 
     def forget(self) -> None:
         self._retained_tokens = 0

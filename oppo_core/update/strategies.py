@@ -20,6 +20,7 @@ from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.scored import Scored
 from oppo_core.reporting.metrics import part_metrics
 from oppo_core.rollout.sequence import Sequence, Support
+from oppo_core.trace.gpu_stats import GB
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
@@ -55,7 +56,7 @@ class PlainUpdate:
             metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
         if engine.spec.training.shards_weights:
             with engine.trace.span("actor", "weights"):
-                engine.actor.hand_over()
+                metrics["perf/hand_over_gb"] = engine.actor.hand_over() / GB
         return metrics
 
 
