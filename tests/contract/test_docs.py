@@ -20,7 +20,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 # Named here because they are only told when there is something to tell: a bubble's cause, a step after a checkpoint, a GPU.
 ONLY_SOMETIMES = re.compile(
     r"idle_s/|timing_s/save_checkpoint$|oppo/behaviour_prox_kl/|oppo/length_bias$|critic/score_part/"
-    r"|oppo/reward_cached_share$|oppo/wasted_tokens$|oppo/uniform_groups$|oppo/replaced_groups$|oppo/queued$|actor/ptx_loss$|^nvml/|^gpm/|^perf/mfu/|^perf/max_memory_"
+    r"|oppo/reward_cached_share$|oppo/wasted_tokens$|oppo/uniform_groups$|oppo/replaced_groups$|oppo/queued$|actor/ptx_loss$"
+    r"|^nvml/|^gpm/|^perf/mfu/|^perf/hand_over_gb$|^perf/max_memory_"
 )
 # Named, but not in a checkout: what stands in a wheel only, and what must never be there.
 ELSEWHERE = {"oppo_platform/_templates", "platform/__init__.py"}
