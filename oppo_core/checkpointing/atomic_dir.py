@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,20 +50,29 @@ def new_draft(folder: Path, needed: int) -> Iterator[Path]:
     Raises:
         DiskFullError: too little space, before or while writing.
     """
-    draft = _draft(folder)
+    # A name of its own: a rank of an earlier attempt may still write into that attempt's draft.
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.draft")
     try:
-        _delete(draft)
-        draft.mkdir(parents=True)
-        free = shutil.disk_usage(draft).free
-        if free < needed:
-            raise DiskFullError(_no_room(folder.parent, needed, free))
-        yield draft
-    except BaseException as error:
-        free = free_bytes(draft)
+        with disk_full_explained(folder.parent, needed):
+            draft.mkdir(parents=True)
+            free = shutil.disk_usage(draft).free
+            if free < needed:
+                raise DiskFullError(_no_room(folder.parent, needed, free))
+            yield draft
+    except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, Exception) and not isinstance(error, DiskFullError) and is_disk_full(error):
-            raise DiskFullError(f"{_no_room(folder.parent, needed, free)} ({error})") from error
         raise
+
+
+@contextmanager
+def disk_full_explained(folder: Path, needed: int) -> Iterator[None]:
+    """Raises DiskFullError instead of an error that a full disk caused. `needed`: estimate of a checkpoint's bytes."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DiskFullError) or not is_disk_full(error):
+            raise
+        raise DiskFullError(f"{_no_room(folder, needed, free_bytes(folder))} ({error})") from error
 
 
 def publish(draft: Path, folder: Path, described: Entries | None = None) -> Published:
@@ -72,14 +82,14 @@ def publish(draft: Path, folder: Path, described: Entries | None = None) -> Publ
     manifest = described | describe(draft, [path for path in files if str(path.relative_to(draft)) not in described])
     (draft / MANIFEST).write_text(json.dumps(dict(sorted(manifest.items())), indent=1))
     for path in [draft / MANIFEST, *(path for path in draft.rglob("*") if path.is_dir()), draft]:
-        _sync(path)
+        sync(path)
     published = Published(sha256(draft / MANIFEST), sum(entry["bytes"] for entry in manifest.values()))
     former = _former(folder)
     if os.path.lexists(folder):
         _delete(former)
         os.replace(folder, former)
     os.replace(draft, folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     _delete(former)
     return published
 
@@ -88,7 +98,7 @@ def describe(draft: Path, files: Iterable[Path]) -> Entries:
     """Fsync files of a draft; returns their entries of the manifest: SHA-256 and size by relative path."""
     entries: Entries = {}
     for path in files:
-        _sync(path)
+        sync(path)
         entries[str(path.relative_to(draft))] = {"sha256": sha256(path), "bytes": path.stat().st_size}
     return entries
 
@@ -160,7 +170,8 @@ def _former(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.former")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Fsync a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -30,6 +30,7 @@ class BackgroundWriter(Writer):
 
     def __init__(self) -> None:
         self.given_up = threading.Event()  # `wait` no longer waits
+        self._own_part = threading.Event()  # is written, or has failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._parts: list[Write] = []
         self._pending: Pending | None = None
@@ -50,24 +51,29 @@ class BackgroundWriter(Writer):
         self._parts.append(write)
 
     def start(self, finish: Callable[[Write], Any], report: Callable[[Any], None]) -> None:
-        """Call `finish(write)` in the thread; `write` writes what was added. `poll` and `wait` call `report` with its result."""
+        """Call `finish(write)` in the thread; `write` writes what was added. `wait` calls `report` with its result."""
         parts, self._parts = self._parts, []
+        self._own_part.clear()
 
         def write() -> None:
-            while parts:
-                parts.pop(0)()  # and free its copies
+            try:
+                while parts:
+                    parts.pop(0)()  # and free its copies
+            finally:
+                self._own_part.set()
 
         self._pending = Pending(self._thread.submit(finish, write), report)
 
-    def poll(self) -> None:
-        if self._pending is not None and self._pending.future.done():
-            self.wait()
+    @property
+    def ready(self) -> bool:
+        return self._pending is not None and self._pending.future.done()
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, others_s: float | None = None) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        if not wait([pending.future], timeout_s).done:
-            self.given_up.set()
-            return
+        if others_s is not None:
+            self._own_part.wait()
+            if not wait([pending.future], others_s).done:
+                self.given_up.set()
         pending.report(pending.future.result())

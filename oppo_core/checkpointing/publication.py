@@ -7,23 +7,36 @@ publishes the checkpoint when it finds all descriptions. Until then the checkpoi
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from oppo_core.checkpointing.atomic_dir import CheckpointError, Entries, Published, describe, new_draft, publish
+from oppo_core.checkpointing.atomic_dir import (
+    CheckpointError,
+    DiskFullError,
+    Entries,
+    Published,
+    describe,
+    disk_full_explained,
+    new_draft,
+    publish,
+    sync,
+)
 from oppo_core.checkpointing.background import BackgroundWriter, Write
 from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
-from oppo_core.distributed.process_group import RankError, rank_dir
+from oppo_core.distributed.process_group import RankError, Ranks, rank_dir
 from oppo_core.engine.state import Engine
 from oppo_core.models.tensor_files import shards_of_rank
 
 # A folder created on one node appears on the others' shared mount with a delay.
 DRAFT_TIMEOUT_S, POLL_S = 10.0, 0.02
-DESCRIPTION = ".rank-{}.json"  # in a draft: entries of the manifest
+DESCRIPTION = ".rank-{}.json"  # in a draft: a rank's entries of the manifest, or why it failed
 # Writes a rank's part: trainers' tensors into the draft (first path) and the rank's state into a folder of its own (second).
 WritePart = Callable[[Engine, Path, Path], None]
 
@@ -34,6 +47,7 @@ def published_at_the_end(engine: Engine) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        engine.ranks.leave(f"{type(error).__name__}: {error}")  # before waiting: the others name this reason
         # The part of a lost rank may never be written.
         longest = DRAFT_TIMEOUT_S if isinstance(error, RankError) else engine.spec.resources.longest_silence_s
         with suppress(Exception):  # the error that ends the run is the one to report
@@ -47,33 +61,73 @@ def publish_draft(engine: Engine, folder: Path, score: float | None, write_part:
     chunk = engine.batch.chunk if engine.batch else 0
     report = partial(_report, engine, folder, engine.progress.step, score, chunk)
     with ExitStack() as failed:
-        draft = failed.enter_context(new_draft(folder, engine.actor.saves_bytes + engine.scorers.saves_bytes))
+        draft = failed.enter_context(new_draft(folder, needed_bytes(engine)))
         engine.ranks.all_gather(str(draft).encode())
         write_part(engine, draft, draft)
         if isinstance(engine.writer, BackgroundWriter):
-            finish = partial(_publish_described, failed.pop_all(), draft, folder, engine.ranks.world, engine.writer.given_up)
-            engine.writer.start(finish, report)
+            awaited = Awaited(engine.ranks, engine.writer.given_up, engine.spec.resources.longest_silence_s)
+            engine.writer.start(partial(_publish_described, failed.pop_all(), draft, folder, awaited), report)
             return
         engine.ranks.any(False)
         published = publish(draft, folder)
     report(published)
 
 
-def _publish_described(
-    failed: ExitStack, draft: Path, folder: Path, world: int, given_up: threading.Event, write: Write
-) -> Published:  # fmt: skip
+def needed_bytes(engine: Engine) -> int:
+    """Estimate of a checkpoint's size."""
+    return engine.actor.saves_bytes + engine.scorers.saves_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The other ranks' parts, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
+
+    ranks: Ranks
+    given_up: threading.Event
+    longest_s: float
+
+    def entries(self, draft: Path, folder: Path) -> Entries:
+        """Their entries of the manifest.
+
+        Raises:
+            CheckpointError, DiskFullError: a rank has failed, ended or is silent, or the run ends.
+        """
+        deadline = time.monotonic() + self.longest_s
+        described: Entries = {}
+        for rank in range(1, self.ranks.world):
+            described |= self._entries_of(rank, draft, folder, deadline)
+        if self.given_up.is_set():
+            raise CheckpointError(f"the run ended before {folder} was complete; resume from the checkpoint before it")
+        return described
+
+    def _entries_of(self, rank: int, draft: Path, folder: Path, deadline: float) -> Entries:
+        name, before = DESCRIPTION.format(rank), "resume from the checkpoint before it"
+        while True:
+            reason = self.ranks.exit_reason(rank)
+            if name in os.listdir(draft):  # a network file system may remember for long that a file is not there
+                break
+            if reason:
+                raise CheckpointError(f"rank {rank} ended before its part of {folder} was written ({reason}); {before}")
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"rank {rank} has not written its part of {folder} in {self.longest_s:g} s (resources.longest_silence_s);"
+                    f" look at its node and its disk, and {before}"
+                )
+            if self.given_up.wait(POLL_S):
+                raise CheckpointError(f"the run ended before rank {rank} had written its part of {folder}; {before}")
+        found = json.loads((draft / name).read_text())
+        (draft / name).unlink()
+        if "failed" in found:
+            raise (DiskFullError if found["disk_full"] else CheckpointError)(f"rank {rank}: {found['failed']}")
+        entries: Entries = found["entries"]
+        return entries
+
+
+def _publish_described(failed: ExitStack, draft: Path, folder: Path, awaited: Awaited, write: Write) -> Published:
     """In rank 0's thread."""
     with failed:
         write()
-        described: Entries = {}
-        for rank in range(1, world):
-            description = draft / DESCRIPTION.format(rank)
-            while not description.exists():
-                if given_up.wait(POLL_S):
-                    raise CheckpointError(f"the run ends before rank {rank} has written its part of {folder}")
-            described |= json.loads(description.read_text())
-            description.unlink()
-        return publish(draft, folder, described)
+        return publish(draft, folder, awaited.entries(draft, folder))
 
 
 def _report(engine: Engine, folder: Path, step: int, score: float | None, chunk: int, published: Published) -> None:
@@ -100,26 +154,37 @@ def add_to_draft(engine: Engine, write_part: WritePart) -> None:
             f"rank {rank} does not see {draft}, which rank 0 has created: --out must be a folder that all nodes"
             " share (OPPO_ARTIFACT_ROOT)"
         )
-    own = rank_dir(draft, rank)
-    own.mkdir()
-    write_part(engine, draft, own)
-    if isinstance(engine.writer, BackgroundWriter):
-        engine.writer.start(partial(_describe_written, draft, rank), lambda _: None)
-        return
-    _describe(draft, rank)
+    own, needed = rank_dir(draft, rank), needed_bytes(engine)
+    with disk_full_explained(draft.parent, needed):
+        own.mkdir()
+        write_part(engine, draft, own)
+        if isinstance(engine.writer, BackgroundWriter):
+            engine.writer.start(partial(_describe_written, draft, rank, needed), lambda _: None)
+            return
+        for path in _files_of(draft, rank):
+            sync(path)
     engine.ranks.any(False)
 
 
-def _describe_written(draft: Path, rank: int, write: Write) -> None:
-    """In another rank's thread."""
-    write()
-    description = draft / DESCRIPTION.format(rank)
-    incomplete = description.with_suffix(".new")
-    incomplete.write_text(json.dumps(_describe(draft, rank)))
-    incomplete.rename(description)
+def _describe_written(draft: Path, rank: int, needed: int, write: Write) -> None:
+    """In another rank's thread: write its part and describe it, or say why it failed."""
+    try:
+        with disk_full_explained(draft.parent, needed):
+            write()
+            _put(draft, rank, {"entries": describe(draft, _files_of(draft, rank))})
+    except Exception as error:
+        with suppress(OSError):  # then rank 0 finds the reason for which this rank ends
+            _put(draft, rank, {"failed": f"{type(error).__name__}: {error}", "disk_full": isinstance(error, DiskFullError)})
+        raise
 
 
-def _describe(draft: Path, rank: int) -> Entries:
-    """Make the files of a rank other than the first durable; returns their entries of the manifest."""
-    own = [path for path in rank_dir(draft, rank).rglob("*") if path.is_file()]
-    return describe(draft, [*own, *shards_of_rank(draft, rank)])
+def _put(draft: Path, rank: int, description: dict[str, Any]) -> None:
+    file = draft / DESCRIPTION.format(rank)
+    incomplete = file.with_suffix(".new")
+    incomplete.write_text(json.dumps(description))
+    incomplete.rename(file)
+
+
+def _files_of(draft: Path, rank: int) -> list[Path]:
+    """The files of a rank other than the first."""
+    return [*(path for path in rank_dir(draft, rank).rglob("*") if path.is_file()), *shards_of_rank(draft, rank)]

@@ -4,8 +4,8 @@ Scorer caches are not saved: after each checkpoint the scorers get every sequenc
 too, so resuming from a scheduled checkpoint is bit-equal. A checkpoint within a step keeps tokens, log-probs and versions; the
 resumed run prefills them again and is equal up to rounding.
 
-All ranks write one checkpoint in a shared folder, each but rank 0 its own sequences in a subfolder (`rank_dir`). Rank 0 publishes
-it. Any number of ranks can resume it (`checkpointing/rank_states.py`).
+All ranks write one checkpoint in a shared folder: each one its shards of sharded tensors, and each but rank 0 its own sequences in a
+subfolder (`rank_dir`). Rank 0 publishes it (`checkpointing/publication.py`). Any number of ranks can resume it (`checkpointing/rank_states.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ SEQUENCE_FIELDS = (
 
 def save_when_due(engine: Engine) -> None:
     """Write a checkpoint every `checkpoints.every_steps` steps, after the step and its evaluation are complete."""
-    engine.writer.poll()
+    if engine.writer.ready:
+        with engine.trace.span("actor", "checkpoint"):
+            engine.writer.wait()
     complete = engine.batch is None and not engine.run_score.unfinished
     if complete and engine.progress.step % engine.spec.checkpoints.every_steps == 0:
         save(engine)
@@ -73,9 +75,9 @@ def save(engine: Engine) -> None:
         DiskFullError: too little space; earlier checkpoints are untouched.
         CheckpointError: this rank does not see rank 0's draft.
     """
-    engine.writer.wait()
     folder, score = engine.out / "checkpoints" / checkpoint_name(engine), None
     with engine.trace.span("actor", "checkpoint"):
+        engine.writer.wait()
         if engine.batch is None:
             score = engine.run_score.score_checkpoint(folder.name, engine.progress.step, engine.spec)
         if engine.ranks.first:

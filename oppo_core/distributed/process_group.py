@@ -54,7 +54,7 @@ class Ranks:
 
     Attributes:
         rendezvous: None for a single rank.
-        first: whether this is rank 0, which alone writes checkpoints and metrics.
+        first: whether this is rank 0, which alone publishes checkpoints and writes metrics.
         serialize_reductions: whether two groups of a process must not call `all_reduce` at the same time. NCCL kernels of two
             groups on one device can deadlock.
     """
@@ -113,6 +113,10 @@ class Ranks:
 
     def leave(self, reason: str) -> None:
         """Publish why this rank ends."""
+
+    def exit_reason(self, rank: int) -> str:
+        """Why another rank has ended, if it has published that; otherwise empty. Not collective."""
+        return ""
 
     def close(self) -> None:
         """Close the connections."""
@@ -228,6 +232,10 @@ class ProcessGroup(Ranks):
     def leave(self, reason: str) -> None:
         with contextlib.suppress(RuntimeError):  # the store's process has ended, which the other ranks notice themselves
             self._store.set(f"left/{self.rank}", reason)
+
+    def exit_reason(self, rank: int) -> str:
+        key = f"left/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def close(self) -> None:
         del self._gloo, self._gradients, self._store

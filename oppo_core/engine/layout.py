@@ -106,10 +106,7 @@ def require_equal_devices(device: torch.device, ranks: Ranks) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "no GPU"
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name} ({found.total_memory / 2**30:.0f} GiB)"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
 
 
 def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:

@@ -21,7 +21,7 @@ from oppo_core.models.transformers_cache import PassthroughLayer, WindowLayer, p
 from oppo_core.models.upcast import output_in_float32
 
 if TYPE_CHECKING:
-    from oppo_core.models.huggingface_io import UnreadWeights
+    from oppo_core.models.huggingface_io import PendingWeights
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -31,7 +31,7 @@ class HuggingFaceNetwork(nn.Module):
         super().__init__()
         self.model: Any = model
         self.own_head = own_head
-        self.unread: UnreadWeights | None = None  # weights to read when the network has been sharded
+        self.pending: PendingWeights | None = None  # weights to read when the network has been sharded
         output_in_float32(own_head or getattr(model, "score", None) or model.get_output_embeddings())
         self.config = config = model.config
         self.context = supported.context_of(config)

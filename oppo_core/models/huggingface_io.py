@@ -55,8 +55,8 @@ def load_huggingface(path: str, head: Head, dtype: torch.dtype) -> HuggingFaceNe
     return network
 
 
-def build_unread(path: str, head: Head, dtype: torch.dtype, device: torch.device) -> HuggingFaceNetwork:
-    """A network without weights, for one that is sharded over the ranks: `unread` then reads this rank's shards to `device`.
+def build_on_meta(path: str, head: Head, dtype: torch.dtype, device: torch.device) -> HuggingFaceNetwork:
+    """A network without weights, for one that is sharded over the ranks: `pending` then reads this rank's shards to `device`.
 
     A copy of its first layers with random weights is verified instead of it. A model that computes with the values of its
     tokens, such as a mixture of experts, has no shapes without weights: it is loaded whole by `load_huggingface`.
@@ -72,19 +72,19 @@ def build_unread(path: str, head: Head, dtype: torch.dtype, device: torch.device
                 model = _prepare(_build(kind, config, dtype))
             network = _wrap(model, path, config, head, dtype, device)
         except (ModelFolderError, RuntimeError) as error:
-            LOG.info("%s is loaded whole and then sharded: %s", path, error)
+            LOG.warning("%s is loaded whole and then sharded: %s", path, error)
             return load_huggingface(path, head, dtype).to(device)
         few = _first_layers(config)
         with torch.random.fork_rng(devices=[]):
             sample = _wrap(_prepare(_build(kind, few, dtype)), path, few, head, dtype)
     _verify(sample)
     network.attends_by_band, network.refuses_packing = sample.attends_by_band, sample.refuses_packing
-    network.unread = UnreadWeights(path, config, dtype, device)
+    network.pending = PendingWeights(path, config, dtype, device)
     return network
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadWeights:
+class PendingWeights:
     """Weights of a model that was built on the meta device and sharded."""
 
     path: str
@@ -101,12 +101,13 @@ class UnreadWeights:
 
         # Transformers calls this after it has built the model without weights, to shard it; it then reads what each weight needs.
         hook = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(sharded)}
-        placed = {"device_map": {"": self.device}} if self.device.type != "cpu" else {}
+        kind = type(plain.__name__, (plain,), hook)
         with _explained(self.path):
-            _load_weights(
-                type(plain.__name__, (plain,), hook), self.path, self.config, self.dtype,
-                distributed_config=DistributedConfig(), **placed,
-            )  # fmt: skip
+            # Without a `device_map`, for which transformers would first allocate the whole model: shards go to their mesh's device.
+            _load_weights(kind, self.path, self.config, self.dtype, distributed_config=DistributedConfig())
+        if self.device.type != "cpu":
+            network.model.to(self.device)  # its buffers
+        network.pending = None
 
 
 def check_config(path: str, head: Head) -> PretrainedConfig:

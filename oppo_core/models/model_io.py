@@ -63,9 +63,9 @@ def load_model(
         ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it lacks.
     """
     if sharded and lora is None and spec.path is not None and not _is_ours(folder := find_model(spec.path, roots)):
-        from oppo_core.models.huggingface_io import build_unread
+        from oppo_core.models.huggingface_io import build_on_meta
 
-        return build_unread(str(folder), head, dtype, device)
+        return build_on_meta(str(folder), head, dtype, device)
     network = _load(spec, head, roots, dtype, seed)
     if lora is not None:
         inject_lora(network, lora, seed)

@@ -6,11 +6,13 @@ A rank writes files of its own and reads what it needs from those of any number 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -32,8 +34,9 @@ def save_shards(tensors: Mapping[str, DTensor], folder: Path, ranks: Ranks) -> N
     for name, tensor in tensors.items():
         numbers[name] = 1 + size // FILE_BYTES
         size += tensor.numel() * tensor.itemsize // ranks.world
-    planner = _ShardPlanner(flatten_state_dict=False)
-    save(dict(tensors), storage_writer=_ShardWriter(folder, ranks.rank, numbers), planner=planner, no_dist=True)
+    writer, planner = _ShardWriter(folder, ranks.rank, numbers), _ShardPlanner(flatten_state_dict=False)
+    with _own_errors():
+        save(dict(tensors), storage_writer=writer, planner=planner, no_dist=True)
 
 
 def load_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -44,8 +47,18 @@ def load_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, saved in reader.read_metadata().state_dict_metadata.items()
         if isinstance(saved, TensorStorageMetadata)
     }
-    load(tensors, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+    with _own_errors():
+        load(tensors, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
     return tensors
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raises the errors of this rank instead of torch's collection of all ranks' errors, which is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
 
 
 def _empty(like: Tensor | None, size: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -60,6 +73,8 @@ class _ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path, rank: int, file_numbers: dict[str, int]) -> None:
         super().__init__(str(folder), file_numbers, save_distributed=True)
         self._rank = rank
+        # Without it torch would use a CUDA stream, of device 0, for tensors that are in main memory already.
+        self.per_thread_copy_ahead = 0
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         prepared = super().prepare_global_plan(plans)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from oppo_core.distributed.process_group import Ranks
 
-SHARDS = "*/shard-*.safetensors"  # in a checkpoint; torch names the files
+SHARDS = "*.shards/shard-*.safetensors"  # in a checkpoint; torch names the files
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -19,9 +20,12 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks) -> None:
-    """Every rank calls it, without communication: the first one writes the whole tensors, and every rank its shards."""
-    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks, dtype: torch.dtype | None = None) -> None:
+    """Every rank calls it, without communication: the first one writes the whole tensors, and every rank its shards.
+
+    `dtype`: of the shards; default: their own.
+    """
+    sharded = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     if ranks.first:
         save_weights({name: tensor for name, tensor in tensors.items() if name not in sharded}, path)
     if sharded:
@@ -45,7 +49,7 @@ def load_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def shards_of(path: Path) -> Path:
     """The folder beside a file."""
-    return path.with_suffix("")
+    return path.with_suffix(".shards")
 
 
 def shards_of_rank(checkpoint: Path, rank: int) -> list[Path]:
@@ -64,8 +68,13 @@ class Writer:
         """Write a part, which consists of tensors that `copy` returned."""
         write()
 
-    def poll(self) -> None:
-        """Publish the checkpoint if it has been written since the last call. Raises what went wrong."""
+    @property
+    def ready(self) -> bool:
+        """Whether `wait` would return at once, having reported a checkpoint or an error."""
+        return False
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Like `poll`, but wait for it; after `timeout_s` seconds give it up."""
+    def wait(self, others_s: float | None = None) -> None:
+        """Block until the checkpoint that is being written is published, and report it. Raises what went wrong.
+
+        With `others_s` it is given up if the other ranks have not written their parts that many seconds after this one.
+        """

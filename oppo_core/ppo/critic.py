@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
@@ -250,12 +249,9 @@ class CriticTrainer:
 
         Every rank must call it; the first one writes, and every rank the shards that it has.
         """
-        weights = {
-            name: weight.detach().to(self.dtype) if isinstance(weight, DTensor) else weight
-            for name, weight in trained_weights(self.network).items()
-        }
-        for name, tensors in ((WEIGHTS, weights), (MOMENTS, self.optimizer.state())):
-            self.writer.add(partial(save_tensors, self.writer.copy(tensors), Path(folder) / name, self.ranks))
+        weights, state = self.writer.copy(trained_weights(self.network)), self.writer.copy(self.optimizer.state())
+        self.writer.add(partial(save_tensors, weights, Path(folder) / WEIGHTS, self.ranks, self.dtype))
+        self.writer.add(partial(save_tensors, state, Path(folder) / MOMENTS, self.ranks))
 
     @property
     def saves_bytes(self) -> int:

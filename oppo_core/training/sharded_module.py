@@ -31,20 +31,20 @@ class ShardedModule:
     def __init__(self, network: Network, ranks: Ranks, trained: bool) -> None:
         """`trained`: its shards become float32 where the network has 16 bits; passes compute in the network's dtype.
 
-        Reads the weights of a network that is still without (`huggingface_io.build_unread`): this rank's shards.
+        Reads the weights of a network that is still without (`huggingface_io.build_on_meta`): this rank's shards.
         """
-        first, unread = next(network.parameters()), getattr(network, "unread", None)
+        first, pending = next(network.parameters()), getattr(network, "pending", None)
         self.network, self.ranks, self.dtype = network, ranks, first.dtype
-        device = first.device if unread is None else unread.device
+        device = first.device if pending is None else pending.device
         join_default_group(device, ranks)
         # Built from the group: `init_device_mesh` would choose devices itself and expect a rank on each device of the node.
         world = dist.group.WORLD
         assert world is not None
-        short = trained and is_low_precision(first)
-        self._module = _shard(network, DeviceMesh.from_group(world, device.type), short)
-        if unread is not None:
-            unread.read(network)
-        if short:
+        low_precision = trained and is_low_precision(first)
+        self._module = _shard(network, DeviceMesh.from_group(world, device.type), low_precision)
+        if pending is not None:
+            pending.read(network)
+        if low_precision:
             self._module.float()
 
     def run(self, compute: Callable[[Network], Outputs]) -> Outputs:
@@ -67,10 +67,10 @@ class ShardedModule:
                 self.run(shortest)
 
 
-def _shard(network: Network, mesh: DeviceMesh, short: bool) -> PassThroughModule:
-    """`short`: weights of 16 bits are to be trained, in float32."""
+def _shard(network: Network, mesh: DeviceMesh, low_precision: bool) -> PassThroughModule:
+    """`low_precision`: weights of 16 bits are to be trained, in float32."""
     dtype = next(network.parameters()).dtype
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if short else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
     module = PassThroughModule(network)
     embeddings = _embeddings(module)
     for unit in (*embeddings, *_blocks(module), module):

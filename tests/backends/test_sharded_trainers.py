@@ -67,7 +67,7 @@ def test_each_rank_saves_its_shards(runs: Runs, ranks: int) -> None:
     for role in ("actor-optimizer", "critic", "critic-optimizer"):
         with safe_open(folder / f"{role}.safetensors", "pt") as whole:
             assert all(name.endswith(".step") for name in whole.keys()), role  # noqa: SIM118
-        assert len(list((folder / role).iterdir())) == ranks
+        assert len(list((folder / f"{role}.shards").iterdir())) == ranks
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("2-then-3", 3), ("3-then-2", 2), ("3-then-1", 1)])

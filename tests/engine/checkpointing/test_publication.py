@@ -9,17 +9,33 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from oppo_core.checkpointing.atomic_dir import CheckpointError, DiskFullError, Published, new_draft
+from oppo_core.checkpointing.atomic_dir import CheckpointError, DiskFullError, Published, new_draft, recover
 from oppo_core.checkpointing.background import BackgroundWriter
-from oppo_core.checkpointing.publication import _describe_written, _publish_described
+from oppo_core.checkpointing.publication import Awaited, _describe_written, _publish_described, published_at_the_end
 from oppo_core.checkpointing.save_restore import check_intact
+from oppo_core.distributed.process_group import RankError, Ranks
 from oppo_core.models.tensor_files import save_weights
 
 WORLD = 3
+
+
+class SomeRanks(Ranks):
+    """Rank 0 of three; `ended` has the reasons of those that have ended."""
+
+    world = WORLD
+
+    def __init__(self) -> None:
+        self.ended: dict[int, str] = {}
+
+    def exit_reason(self, rank: int) -> str:
+        return self.ended.get(rank, "")
 
 
 class Draft:
@@ -30,6 +46,7 @@ class Draft:
         self.stack = ExitStack()
         self.path = self.stack.enter_context(new_draft(self.folder, 0))
         self.writers = [BackgroundWriter() for _ in range(WORLD)]
+        self.ranks = SomeRanks()
         self.reports: list[Published] = []
 
     def part_of(self, rank: int) -> Callable[[], None]:
@@ -37,19 +54,22 @@ class Draft:
             own = self.path / f"rank-{rank}" if rank else self.path
             own.mkdir(exist_ok=True)
             (own / "state.json").write_text(str(rank))
-            (self.path / "critic").mkdir(exist_ok=True)
-            (self.path / "critic" / f"shard-{rank + 1:05d}-model.safetensors").write_text(f"shard {rank}")
+            (self.path / "critic.shards").mkdir(exist_ok=True)
+            (self.path / "critic.shards" / f"shard-{rank + 1:05d}-model.safetensors").write_text(f"shard {rank}")
 
         return write
 
-    def start(self, rank: int, write: Callable[[], None] | None = None) -> None:
+    def start(self, rank: int, write: Callable[[], None] | None = None, longest_s: float = 60.0) -> None:
         writer = self.writers[rank]
         writer.add(write or self.part_of(rank))
         if rank:
-            writer.start(partial(_describe_written, self.path, rank), lambda _: None)
+            writer.start(partial(_describe_written, self.path, rank, 1000), lambda _: None)
         else:
-            publish = partial(_publish_described, self.stack.pop_all(), self.path, self.folder, WORLD, writer.given_up)
-            writer.start(publish, self.reports.append)
+            awaited = Awaited(self.ranks, writer.given_up, longest_s)
+            writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, awaited), self.reports.append)
+
+    def left(self) -> list[str]:
+        return [path.name for path in self.folder.parent.iterdir()]
 
 
 @pytest.fixture
@@ -58,24 +78,23 @@ def draft(tmp_path: Path) -> Draft:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_it_is_published_when_the_last_rank_is_ready(draft: Draft, order: tuple[int, ...]) -> None:
+def test_it_is_published_when_all_ranks_have_written(draft: Draft, order: tuple[int, ...]) -> None:
     for rank in order[:-1]:
         draft.start(rank)
         if rank:
             draft.writers[rank].wait()
-    draft.writers[0].poll()
+    assert not draft.writers[0].ready
     assert not draft.folder.exists()
-    assert draft.reports == []
     draft.start(order[-1])
     draft.writers[0].wait()
     check_intact(draft.folder)
     names = {str(path.relative_to(draft.folder)) for path in draft.folder.rglob("*") if path.is_file()}
-    shards = {f"critic/shard-{rank + 1:05d}-model.safetensors" for rank in range(WORLD)}
+    shards = {f"critic.shards/shard-{rank + 1:05d}-model.safetensors" for rank in range(WORLD)}
     assert names == {"manifest.json", "state.json", "rank-1/state.json", "rank-2/state.json"} | shards
     assert [report.size for report in draft.reports] == [sum(len(f"shard {rank}") + 1 for rank in range(WORLD))]
     draft.writers[0].wait()
-    draft.writers[0].poll()
     assert len(draft.reports) == 1
+    assert draft.left() == ["step-00000002"]
 
 
 def test_tensors_are_saved_as_they_were(tmp_path: Path) -> None:
@@ -92,43 +111,100 @@ def test_tensors_are_saved_as_they_were(tmp_path: Path) -> None:
     writer.start(finish, lambda _: None)
     with torch.no_grad():
         weight.add_(1)
-    writer.poll()
+    assert not writer.ready
     go_on.set()
     writer.wait()
     assert copies["embedding"] is copies["head"]
-    from safetensors.torch import load_file
-
     assert load_file(tmp_path / "model.safetensors")["embedding"].tolist() == [1.0] * 4
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(draft: Draft) -> None:
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_a_full_disk_is_named_and_leaves_nothing(draft: Draft) -> None:
     draft.start(0, full)
     with pytest.raises(DiskFullError, match="no room for a checkpoint"):
         draft.writers[0].wait()
-    assert list(draft.folder.parent.iterdir()) == []
+    assert draft.left() == []
 
 
-def test_a_failed_part_of_another_rank_is_not_published(draft: Draft) -> None:
+def test_a_full_disk_of_another_rank_is_named_on_both(draft: Draft) -> None:
+    for rank in range(WORLD):
+        draft.start(rank, full if rank == 2 else None)
+    with pytest.raises(DiskFullError, match="no room for a checkpoint"):
+        draft.writers[2].wait()
+    with pytest.raises(DiskFullError, match=r"rank 2: .*no room for a checkpoint"):
+        draft.writers[0].wait()
+    assert draft.reports == []
+    assert draft.left() == []
+
+
+def test_another_rank_that_fails_is_named(draft: Draft) -> None:
     def fail() -> None:
-        raise OSError("the disk is gone")
+        raise ValueError("the weights are gone")
 
     for rank in range(WORLD):
-        draft.start(rank, fail if rank == 2 else None)
-    with pytest.raises(OSError, match="the disk is gone"):
-        draft.writers[2].wait()
-    draft.writers[0].wait(timeout_s=0.0)
-    draft.writers[0]._thread.shutdown()
-    assert draft.reports == []
-    assert list(draft.folder.parent.iterdir()) == []
+        draft.start(rank, fail if rank == 1 else None)
+    with pytest.raises(CheckpointError, match="rank 1: ValueError: the weights are gone"):
+        draft.writers[0].wait()
 
 
-def test_what_is_given_up_names_the_missing_rank(draft: Draft) -> None:
+def test_a_rank_that_has_ended_is_named_with_its_reason(draft: Draft) -> None:
+    draft.ranks.ended[1] = "OutOfMemoryError: no memory"
     draft.start(0)
-    pending = draft.writers[0]._pending
-    assert pending is not None
-    draft.writers[0].wait(timeout_s=0.0)
-    with pytest.raises(CheckpointError, match="before rank 1 has written its part"):
-        pending.future.result()
+    with pytest.raises(CheckpointError, match=r"rank 1 ended before .* \(OutOfMemoryError: no memory\)"):
+        draft.writers[0].wait()
+
+
+def test_a_part_that_was_written_before_its_rank_ended_counts(draft: Draft) -> None:
+    for rank in (1, 2):
+        draft.start(rank)
+        draft.writers[rank].wait()
+        draft.ranks.ended[rank] = "stopped"
+    draft.start(0)
+    draft.writers[0].wait()
+    assert len(draft.reports) == 1
+
+
+def test_a_silent_rank_is_named(draft: Draft) -> None:
+    draft.start(0, longest_s=0.0)
+    with pytest.raises(CheckpointError, match="rank 1 has not written its part .* longest_silence_s"):
+        draft.writers[0].wait()
+
+
+def engine_of(draft: Draft) -> Any:
+    left: list[str] = []
+    ranks = SimpleNamespace(leave=left.append, reasons=left)
+    return SimpleNamespace(
+        writer=draft.writers[0], ranks=ranks, spec=SimpleNamespace(resources=SimpleNamespace(longest_silence_s=60.0))
+    )
+
+
+def test_an_error_in_training_still_publishes_what_was_written(draft: Draft) -> None:
+    engine = engine_of(draft)
+    with pytest.raises(SystemExit), published_at_the_end(engine):
+        for rank in range(WORLD):
+            draft.start(rank)
+        raise SystemExit(3)
+    assert len(draft.reports) == 1
+    assert engine.ranks.reasons == ["SystemExit: 3"], "the other ranks learn the reason"
+
+
+def test_after_a_rank_was_lost_its_part_is_not_awaited_for_ever(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oppo_core.checkpointing.publication.DRAFT_TIMEOUT_S", 0.0)
+    with pytest.raises(RankError, match="rank 1 died"), published_at_the_end(engine_of(draft)):
+        draft.start(0)
+        raise RankError("rank 1 died")
+    assert draft.reports == []
+    assert draft.left() == []
+
+
+def test_an_earlier_draft_is_not_continued(draft: Draft) -> None:
+    """A rank of an earlier attempt that writes late does not write into the next attempt's draft of the same step."""
+    draft.start(1)
+    draft.writers[1].wait()
+    recover(draft.folder.parent)
+    with new_draft(draft.folder, 0) as fresh:
+        assert fresh != draft.path
+        assert list(fresh.iterdir()) == []

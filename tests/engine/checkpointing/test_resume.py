@@ -50,7 +50,7 @@ MODES: dict[str, tuple[dict[str, Any], int]] = {
     "oppo": (
         {
             "overlap": {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"min": 3}},
-            "ppo": {"kl": {"controller": "adaptive"}},
+            "ppo": {"kl": {"controller": "adaptive"}, "ema_decay": 0.9},
         },
         2,
     ),

@@ -54,7 +54,7 @@ def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Pat
     run = world.start(tree, tmp_path / "out")
     assert run.end()[0] == 0
     whole = newest(tmp_path / "out")
-    name = "critic/shard-00001-model-00001-of-00001.safetensors"
+    name = "critic.shards/shard-00001-model-00001-of-00001.safetensors"
     for damage in ("flip", "missing", "forgotten"):
         folder = tmp_path / damage
         shutil.copytree(whole, folder)
@@ -69,7 +69,7 @@ def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Pat
             (folder / "manifest.json").write_text(json.dumps(manifest))
         reason = refused(world, {**tree, "steps": 3}, tmp_path / f"out {damage}", folder)
         assert reason.startswith("CheckpointError")
-        assert ("critic has no shards of rank 0" if damage == "forgotten" else name) in reason
+        assert ("critic.shards has no shards of rank 0" if damage == "forgotten" else name) in reason
 
 
 def test_invalid_checkpoint_folder_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:

@@ -73,12 +73,13 @@ def load(folder: Path, part: str, head: Head, sharded: bool, dtype: torch.dtype 
 @pytest.mark.parametrize(("name", "part", "head"), CASES)
 def test_a_rank_reads_its_shards(folders: Folders, name: str, part: str, head: Head) -> None:
     whole, network = load(folders(name), part, head, False), load(folders(name), part, head, True)
-    assert (network.unread is None) == (name in READ_WHOLE)
+    assert (network.pending is None) == (name in READ_WHOLE)
     assert network.attends_by_band == whole.attends_by_band
     assert bool(network.refuses_packing) == bool(whole.refuses_packing)
     assert network.cache_shape == whole.cache_shape
     with fake_ranks(RANK, WORLD) as ranks:
         ShardedModule(network, ranks, trained=False)
+        assert network.pending is None
         own = dict(network.named_parameters())
         assert list(own) == [key for key, _ in whole.named_parameters()]
         for key, weight in whole.named_parameters():
@@ -132,7 +133,7 @@ def test_trained_shards_of_16_bits_become_float32(folders: Folders) -> None:
 def test_with_adapters_a_model_is_loaded_whole(folders: Folders) -> None:
     network = load_model(ModelSpec(path="actor"), "lm", [folders("qwen2")], torch.float32, 0, Lora(rank=2), sharded=True)
     assert isinstance(network, HuggingFaceNetwork)
-    assert network.unread is None
+    assert network.pending is None
 
 
 def test_missing_weights_are_named(folders: Folders, tmp_path: Path) -> None:
