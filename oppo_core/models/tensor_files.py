@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from oppo_core.distributed.process_group import Ranks
 
-SHARDS = "*.shards/shard-*.safetensors"  # in a checkpoint; torch names the files
+SHARDS = ".shards"
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -49,12 +49,12 @@ def load_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def shards_of(path: Path) -> Path:
     """The folder beside a file."""
-    return path.with_suffix(".shards")
+    return path.with_suffix(SHARDS)
 
 
 def shards_of_rank(checkpoint: Path, rank: int) -> list[Path]:
-    """The files of a rank's shards."""
-    return sorted(checkpoint.glob(SHARDS.replace("*.", f"{rank + 1:05d}-*.")))
+    """The files of a rank's shards, which torch names."""
+    return sorted(checkpoint.glob(f"*{SHARDS}/shard-{rank + 1:05d}-*.safetensors"))
 
 
 class Writer:
