@@ -28,7 +28,7 @@ FILE_BYTES = 1 << 30
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # what it calls to communicate nothing
 
 
-def save_shards(tensors: Mapping[str, DTensor], folder: Path, ranks: Ranks) -> None:
+def save_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
     """Write this rank's shards. Creates the folder."""
     numbers, size = {}, 0
     for name, tensor in tensors.items():

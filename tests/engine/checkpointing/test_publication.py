@@ -181,21 +181,26 @@ def engine_of(draft: Draft) -> Any:
     )
 
 
+def train(engine: Any, draft: Draft, started: int, error: BaseException) -> None:
+    """Training that ends with an error while `started` ranks write their parts."""
+    with published_at_the_end(engine):
+        for rank in range(started):
+            draft.start(rank)
+        raise error
+
+
 def test_an_error_in_training_still_publishes_what_was_written(draft: Draft) -> None:
     engine = engine_of(draft)
-    with pytest.raises(SystemExit), published_at_the_end(engine):
-        for rank in range(WORLD):
-            draft.start(rank)
-        raise SystemExit(3)
+    with pytest.raises(SystemExit):
+        train(engine, draft, WORLD, SystemExit(3))
     assert len(draft.reports) == 1
     assert engine.ranks.reasons == ["SystemExit: 3"], "the other ranks learn the reason"
 
 
 def test_after_a_rank_was_lost_its_part_is_not_awaited_for_ever(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oppo_core.checkpointing.publication.DRAFT_TIMEOUT_S", 0.0)
-    with pytest.raises(RankError, match="rank 1 died"), published_at_the_end(engine_of(draft)):
-        draft.start(0)
-        raise RankError("rank 1 died")
+    with pytest.raises(RankError, match="rank 1 died"):
+        train(engine_of(draft), draft, 1, RankError("rank 1 died"))
     assert draft.reports == []
     assert draft.left() == []
 
