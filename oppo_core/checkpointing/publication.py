@@ -30,7 +30,7 @@ from oppo_core.checkpointing.atomic_dir import (
 )
 from oppo_core.checkpointing.background import BackgroundWriter, Write
 from oppo_core.checkpointing.retention import checkpoint_names, checkpoints_to_prune, delete
-from oppo_core.distributed.process_group import RankError, Ranks, rank_dir
+from oppo_core.distributed.process_group import RankError, rank_dir
 from oppo_core.engine.state import Engine
 from oppo_core.models.tensor_files import shards_of_rank
 
@@ -65,7 +65,7 @@ def publish_draft(engine: Engine, folder: Path, score: float | None, write_part:
         engine.ranks.all_gather(str(draft).encode())
         write_part(engine, draft, draft)
         if isinstance(engine.writer, BackgroundWriter):
-            awaited = Awaited(engine.ranks, engine.writer.given_up, engine.spec.resources.longest_silence_s)
+            awaited = Awaited(engine.ranks.world, engine.writer.given_up, engine.spec.resources.longest_silence_s)
             engine.writer.start(partial(_publish_described, failed.pop_all(), draft, folder, awaited), report)
             return
         engine.ranks.any(False)
@@ -80,9 +80,9 @@ def needed_bytes(engine: Engine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The other ranks' parts, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
+    """The parts of `world` ranks but the first, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
 
-    ranks: Ranks
+    world: int
     given_up: threading.Event
     longest_s: float
 
@@ -90,11 +90,11 @@ class Awaited:
         """Their entries of the manifest.
 
         Raises:
-            CheckpointError, DiskFullError: a rank has failed, ended or is silent, or the run ends.
+            CheckpointError, DiskFullError: a rank has failed or is silent, or the run ends.
         """
         deadline = time.monotonic() + self.longest_s
         described: Entries = {}
-        for rank in range(1, self.ranks.world):
+        for rank in range(1, self.world):
             described |= self._entries_of(rank, draft, folder, deadline)
         if self.given_up.is_set():
             raise CheckpointError(f"the run ended before {folder} was complete; resume from the checkpoint before it")
@@ -102,12 +102,7 @@ class Awaited:
 
     def _entries_of(self, rank: int, draft: Path, folder: Path, deadline: float) -> Entries:
         name, before = DESCRIPTION.format(rank), "resume from the checkpoint before it"
-        while True:
-            reason = self.ranks.exit_reason(rank)
-            if name in os.listdir(draft):  # a network file system may remember for long that a file is not there
-                break
-            if reason:
-                raise CheckpointError(f"rank {rank} ended before its part of {folder} was written ({reason}); {before}")
+        while name not in os.listdir(draft):  # a network file system may remember for long that a single file is not there
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     f"rank {rank} has not written its part of {folder} in {self.longest_s:g} s (resources.longest_silence_s);"
@@ -155,7 +150,7 @@ def add_to_draft(engine: Engine, write_part: WritePart) -> None:
             " share (OPPO_ARTIFACT_ROOT)"
         )
     own, needed = rank_dir(draft, rank), needed_bytes(engine)
-    with disk_full_explained(draft.parent, needed):
+    with _failure_described(draft, rank, needed):
         own.mkdir()
         write_part(engine, draft, own)
         if isinstance(engine.writer, BackgroundWriter):
@@ -167,13 +162,20 @@ def add_to_draft(engine: Engine, write_part: WritePart) -> None:
 
 
 def _describe_written(draft: Path, rank: int, needed: int, write: Write) -> None:
-    """In another rank's thread: write its part and describe it, or say why it failed."""
+    """In another rank's thread."""
+    with _failure_described(draft, rank, needed):
+        write()
+        _put(draft, rank, {"entries": describe(draft, _files_of(draft, rank))})
+
+
+@contextmanager
+def _failure_described(draft: Path, rank: int, needed: int) -> Iterator[None]:
+    """Describes an error within to rank 0, which then does not wait for this rank's part."""
     try:
         with disk_full_explained(draft.parent, needed):
-            write()
-            _put(draft, rank, {"entries": describe(draft, _files_of(draft, rank))})
+            yield
     except Exception as error:
-        with suppress(OSError):  # then rank 0 finds the reason for which this rank ends
+        with suppress(OSError):  # then rank 0 waits as for a silent rank
             _put(draft, rank, {"failed": f"{type(error).__name__}: {error}", "disk_full": isinstance(error, DiskFullError)})
         raise
 

@@ -114,10 +114,6 @@ class Ranks:
     def leave(self, reason: str) -> None:
         """Publish why this rank ends."""
 
-    def exit_reason(self, rank: int) -> str:
-        """Why another rank has ended, if it has published that; otherwise empty. Not collective."""
-        return ""
-
     def close(self) -> None:
         """Close the connections."""
 
@@ -232,10 +228,6 @@ class ProcessGroup(Ranks):
     def leave(self, reason: str) -> None:
         with contextlib.suppress(RuntimeError):  # the store's process has ended, which the other ranks notice themselves
             self._store.set(f"left/{self.rank}", reason)
-
-    def exit_reason(self, rank: int) -> str:
-        key = f"left/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def close(self) -> None:
         del self._gloo, self._gradients, self._store

@@ -20,22 +20,10 @@ from oppo_core.checkpointing.atomic_dir import CheckpointError, DiskFullError, P
 from oppo_core.checkpointing.background import BackgroundWriter
 from oppo_core.checkpointing.publication import Awaited, _describe_written, _publish_described, published_at_the_end
 from oppo_core.checkpointing.save_restore import check_intact
-from oppo_core.distributed.process_group import RankError, Ranks
+from oppo_core.distributed.process_group import RankError
 from oppo_core.models.tensor_files import save_weights
 
 WORLD = 3
-
-
-class SomeRanks(Ranks):
-    """Rank 0 of three; `ended` has the reasons of those that have ended."""
-
-    world = WORLD
-
-    def __init__(self) -> None:
-        self.ended: dict[int, str] = {}
-
-    def exit_reason(self, rank: int) -> str:
-        return self.ended.get(rank, "")
 
 
 class Draft:
@@ -46,7 +34,6 @@ class Draft:
         self.stack = ExitStack()
         self.path = self.stack.enter_context(new_draft(self.folder, 0))
         self.writers = [BackgroundWriter() for _ in range(WORLD)]
-        self.ranks = SomeRanks()
         self.reports: list[Published] = []
 
     def part_of(self, rank: int) -> Callable[[], None]:
@@ -65,7 +52,7 @@ class Draft:
         if rank:
             writer.start(partial(_describe_written, self.path, rank, 1000), lambda _: None)
         else:
-            awaited = Awaited(self.ranks, writer.given_up, longest_s)
+            awaited = Awaited(WORLD, writer.given_up, longest_s)
             writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, awaited), self.reports.append)
 
     def left(self) -> list[str]:
@@ -148,23 +135,6 @@ def test_another_rank_that_fails_is_named(draft: Draft) -> None:
         draft.start(rank, fail if rank == 1 else None)
     with pytest.raises(CheckpointError, match="rank 1: ValueError: the weights are gone"):
         draft.writers[0].wait()
-
-
-def test_a_rank_that_has_ended_is_named_with_its_reason(draft: Draft) -> None:
-    draft.ranks.ended[1] = "OutOfMemoryError: no memory"
-    draft.start(0)
-    with pytest.raises(CheckpointError, match=r"rank 1 ended before .* \(OutOfMemoryError: no memory\)"):
-        draft.writers[0].wait()
-
-
-def test_a_part_that_was_written_before_its_rank_ended_counts(draft: Draft) -> None:
-    for rank in (1, 2):
-        draft.start(rank)
-        draft.writers[rank].wait()
-        draft.ranks.ended[rank] = "stopped"
-    draft.start(0)
-    draft.writers[0].wait()
-    assert len(draft.reports) == 1
 
 
 def test_a_silent_rank_is_named(draft: Draft) -> None:
