@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from oppo_core.checkpointing.background import BackgroundWriter
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models import shard_files
 from oppo_core.models.tensor_files import load_tensors, save_tensors, shards_of_rank
@@ -108,3 +109,21 @@ def test_without_shards_there_is_one_file(tmp_path: Path) -> None:
     save_tensors({"a": torch.ones(2)}, tmp_path / "critic.safetensors", Ranks())
     assert [path.name for path in tmp_path.iterdir()] == ["critic.safetensors"]
     assert load_tensors(tmp_path / "critic.safetensors", {"a": torch.zeros(2)})["a"].tolist() == [1.0, 1.0]
+
+
+def test_an_error_of_torch_is_raised_as_what_it_is(tmp_path: Path) -> None:
+    """A full disk, say, is recognised by its number; torch's own exception is not even an `Exception`."""
+    (tmp_path / "critic.shards").write_text("a file in the folder's place")
+    with pytest.raises(OSError, match="critic.shards"):
+        write({"a": torch.ones(4)}, {}, tmp_path / "critic.safetensors", 1)
+
+
+def test_a_background_copy_of_shards_keeps_their_values() -> None:
+    with fake_ranks(1, 2) as (_, mesh):
+        part = sharded(torch.arange(6.0), mesh)
+        copies = BackgroundWriter().copy({"a": part, "same": part})
+        part.to_local().add_(1)
+        for name in ("a", "same"):
+            copy = copies[name]
+            assert isinstance(copy, DTensor)
+            assert copy.to_local().tolist() == [3.0, 4.0, 5.0]
