@@ -26,21 +26,26 @@ class SimulatedDecoder:
         self._keeps_cache = keeps_cache
         self._ends: dict[int, int] = {}
         self._cached: set[int] = set()
-        self._width = 0
+        self._rows: list[list[Sequence]] = []  # the live sequences of each rank
+        self._widths: list[int] = []  # and how many it had when the step began
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """Costs the transfer of new weights and one prefill pass over the sequences without a valid cache."""
         self.live = list(sequences)
         self.rounds = self.decoded = 0
-        self._width = len(sequences)
+        self._rows = [[] for _ in range(self._machine.world)]
+        for sequence in sequences:
+            self._rows[sequence.rank or 0].append(sequence)
+        self._widths = [len(rows) for rows in self._rows]
         self._ends = {s.sequence_id: self._length(s.sequence_id) for s in sequences}
         read = [s for s in sequences if not (self._keeps_cache and s.length and s.sequence_id in self._cached)]
         for sequence in read if self._keeps_cache else ():
             sequence.kept_version = version
         self._cached = {s.sequence_id for s in sequences}
         lengths = [len(s.prompt) + s.length - 1 for s in read]
-        costs = self._machine.devices.costs.actor
-        self._machine.work(self._machine.devices.overheads.weights_us + self._machine.forward_us(costs, lengths))
+        loads = self._machine.loads(lengths, [s.rank or 0 for s in read])
+        prefill_us = self._machine.prefill_us(self._machine.devices.costs.actor, loads)
+        self._machine.work(self._machine.devices.overheads.weights_us + prefill_us)
         return sum(lengths)
 
     def pause(self) -> None:
@@ -60,8 +65,8 @@ class SimulatedDecoder:
         """Costs the rounds; with padding, over all rows that were live when the step began."""
         used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
         count = len(self.live)
-        cached = [len(s.prompt) + s.length for s in self.live]
-        self._machine.work(self._machine.decode_us(used, cached, self._width))
+        cached = [[len(s.prompt) + s.length for s in rows] for rows in self._rows]
+        self._machine.work(self._machine.decode_rounds_us(used, cached, self._widths))
         self.rounds += used
         self.decoded += used * count
         for sequence in self.live:
@@ -74,4 +79,5 @@ class SimulatedDecoder:
             sequence.ended_by_eos = sequence.length < self._most
         if done:
             self.live = [s for s in self.live if not s.finished]
+            self._rows = [[s for s in rows if not s.finished] for rows in self._rows]
         return sorted(done, key=lambda s: s.sequence_id), used
