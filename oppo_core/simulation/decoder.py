@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.lengths import Length
 from oppo_core.simulation.machine import Machine
@@ -24,20 +26,18 @@ class SimulatedDecoder:
         self._length = length
         self._most = most
         self._keeps_cache = keeps_cache
-        self._ends: dict[int, int] = {}
         self._cached: set[int] = set()
-        self._rows: list[list[Sequence]] = []  # the live sequences of each rank
-        self._widths: list[int] = []  # and how many it had when the step began
+        # Of each live sequence: tokens to its end, cached tokens, and rank. Of each rank: rows when the step began.
+        self._left, self._tokens, self._ranks, self._widths = (np.zeros(0, dtype=np.int64) for _ in range(4))
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """Costs the transfer of new weights and one prefill pass over the sequences without a valid cache."""
         self.live = list(sequences)
         self.rounds = self.decoded = 0
-        self._rows = [[] for _ in range(self._machine.world)]
-        for sequence in sequences:
-            self._rows[sequence.rank or 0].append(sequence)
-        self._widths = [len(rows) for rows in self._rows]
-        self._ends = {s.sequence_id: self._length(s.sequence_id) for s in sequences}
+        self._left = np.array([self._length(s.sequence_id) - s.length for s in sequences], dtype=np.int64)
+        self._tokens = np.array([len(s.prompt) + s.length for s in sequences], dtype=np.int64)
+        self._ranks = np.array([s.rank or 0 for s in sequences], dtype=np.int64)
+        self._widths = np.bincount(self._ranks, minlength=self._machine.world)
         read = [s for s in sequences if not (self._keeps_cache and s.length and s.sequence_id in self._cached)]
         for sequence in read if self._keeps_cache else ():
             sequence.kept_version = version
@@ -63,21 +63,24 @@ class SimulatedDecoder:
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
         """Costs the rounds; with padding, over all rows that were live when the step began."""
-        used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
+        used = min([rounds, *self._left.tolist()])
         count = len(self.live)
-        cached = [[len(s.prompt) + s.length for s in rows] for rows in self._rows]
-        self._machine.work(self._machine.decode_rounds_us(used, cached, self._widths))
+        self._machine.work(self._machine.decode_us(used, self._tokens, self._widths, self._ranks))
+        self._left -= used
+        self._tokens += used
         self.rounds += used
         self.decoded += used * count
+        versions, zeros = [version] * used, [0.0] * used
         for sequence in self.live:
-            sequence.response += [version] * used
-            sequence.behaviour_logprobs += [0.0] * used
-            sequence.token_versions += [version] * used
-        done = [s for s in self.live if s.length == self._ends[s.sequence_id]]
+            sequence.response += versions
+            sequence.behaviour_logprobs += zeros
+            sequence.token_versions += versions
+        ended = self._left == 0
+        done = [self.live[place] for place in np.flatnonzero(ended)]
         for sequence in done:
             sequence.finished = True
             sequence.ended_by_eos = sequence.length < self._most
         if done:
             self.live = [s for s in self.live if not s.finished]
-            self._rows = [[s for s in rows if not s.finished] for rows in self._rows]
+            self._left, self._tokens, self._ranks = (values[~ended] for values in (self._left, self._tokens, self._ranks))
         return sorted(done, key=lambda s: s.sequence_id), used

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from oppo_contract.events import Phase, Role
 from oppo_core.simulation.rank_spans import RankRecorder, split_span
@@ -101,22 +101,31 @@ class Machine:
             loads[rank % world].append(length)
         return loads
 
-    def decode_us(self, rounds: int, cached: Rows[int], width: int) -> float:
-        """Decode steps of one rank, on the devices that the loop's process uses now."""
-        return self.devices.decode_us(self._devices_of_rank(None), rounds, cached, width)
+    def decode_us(self, rounds: int, cached: ArrayLike, widths: ArrayLike, ranks: ArrayLike = 0) -> Times:
+        """Decode steps, after each of which the ranks exchange which sequences have finished.
 
-    def decode_rounds_us(self, rounds: int, cached: Loads, widths: Rows[int]) -> Times:
-        """Decode steps of all ranks, which exchange after each one which sequences have finished.
+        The same rank is taken as the slowest in all `rounds`, during which no sequence finishes. A rank without rows waits.
 
-        The same rank is taken as the slowest in all `rounds`, during which no sequence finishes. A rank without rows computes
-        nothing, unless finished rows are padding.
+        Args:
+            cached: cached tokens of each live row.
+            widths: rows of each rank when the step began; with padding they are decoded to the end, as long as its longest row.
+            ranks: the rank of each live row.
         """
-        exchange = self.devices.collectives_us(self.world, 0, rounds)
+        tokens = np.asarray(cached)
+        places = np.broadcast_to(ranks, tokens.shape)
+        if self.devices.padded:
+            longest = np.zeros(self.world, dtype=np.int64)
+            np.maximum.at(longest, places, tokens)
+            rows = np.broadcast_to(widths, self.world)
+            sums = rows * longest
+        else:
+            rows, sums = np.bincount(places, minlength=self.world), np.bincount(places, tokens, self.world)
+        count = self._devices_of_rank(None)
         computed = [
-            self.decode_us(rounds, tokens, width) if tokens or self.world == 1 or self.devices.padded else 0.0
-            for tokens, width in zip(cached, widths, strict=True)
+            self.devices.decode_us(count, rounds, n, total) if n else 0.0
+            for n, total in zip(rows.tolist(), sums.tolist(), strict=True)
         ]
-        return np.array(computed) + exchange
+        return np.array(computed) + self.devices.collectives_us(self.world, 0, rounds)
 
     def prefill_us(self, costs: Reading, loads: Loads) -> Times:
         """Forward passes of the decoder, whose copy of the weights is whole."""

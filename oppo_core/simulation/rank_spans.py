@@ -50,12 +50,13 @@ def split_span(span: Span, shares: Rows[float]) -> tuple[list[Span], list[Wait]]
     waits: list[Wait] = []
     start = span.start
     for edge in sorted({*shares, 1.0}):
-        end = span.end if edge == 1 else span.start + edge * (span.end - span.start)
+        end = span.end if edge >= 1 else max(span.start, span.start + edge * (span.end - span.start))
         if end > start:
             working = tuple(device for device, share in zip(span.devices, shares, strict=True) if share >= edge)
-            waiting = tuple(device for device, share in zip(span.devices, shares, strict=True) if share < edge)
             chunk = span.chunk if working else 0  # no device has handed this piece to a scorer
             spans.append(span._replace(devices=working, start=start, end=end, chunk=chunk))
-            waits += [Wait(waiting, "tail", start, end)] if waiting else []
             start = end
+        done = tuple(device for device, share in zip(span.devices, shares, strict=True) if share == edge)
+        if done and end < span.end:
+            waits.append(Wait(done, "tail", end, span.end))
     return spans or [span], waits

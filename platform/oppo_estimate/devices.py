@@ -204,13 +204,9 @@ class Devices(Part):
         """See `Ranks.collectives_us`."""
         return 0.0 if self.ranks is None else self.ranks.collectives_us(count, size, calls)
 
-    def decode_us(self, count: int, rounds: int, cached: Sequence[int], width: int) -> float:
-        """Decode steps on `count` devices over live rows with `cached` tokens each, one more per step.
-
-        With padding, over `width` rows, all as long as the longest.
-        """
+    def decode_us(self, count: int, rounds: int, rows: int, tokens: float) -> float:
+        """Decode steps on `count` devices over `rows` rows with `tokens` cached tokens in all, one more per row and step."""
         costs = self.costs.decode
-        rows, tokens = (width, width * max(cached, default=0)) if self.padded else (len(cached), sum(cached))
         attended = rounds * tokens + rows * rounds * (rounds - 1) / 2
         shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
         return rounds * costs.round_us + shared / speed(count, costs.parallel)
