@@ -19,9 +19,9 @@ GPUS_PER_REWARD = 8
 BATCHES = (112, 256, 1024)
 LONGEST = (512, 4096, 16384)  # tokens; the median is an eighth: the same shape
 # Simulated steps by batch size: a large batch averages over as many responses in fewer steps.
-STEPS = {112: 15, 256: 12, 1024: 6}
+STEPS = {112: 15, 256: 10, 1024: 6}
 SIGMA = 0.9
-SENSITIVE_BATCH, SENSITIVE_LONGEST = 256, 4096
+SENSITIVE_BATCH, SENSITIVE_LONGEST = 112, 4096
 LINKS = ("ranks.node_bytes_s", "ranks.network_bytes_s")
 
 # Assumption and how the devices change; all at `SENSITIVE_BATCH` and `SENSITIVE_LONGEST`.
