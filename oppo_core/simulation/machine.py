@@ -69,9 +69,7 @@ class Machine:
         if self.world > 1 and slowest > 0:
             self.trace.add_waits((1 - us / slowest) * (self.timeline.now - start))
 
-    def submit(
-        self, process: Process | None, role: Role, phase: Phase, us: float | Times, chunk: int = 0, rows: int = 0
-    ) -> None:
+    def submit(self, process: Process | None, role: Role, phase: Phase, us: float | Times, chunk: int = 0, rows: int = 0) -> None:
         """Submit work to a process; with None, or without streaming, it completes before this returns."""
         if process is None:
             with self.trace.span(role, phase, chunk, rows):

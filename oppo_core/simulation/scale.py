@@ -1,7 +1,7 @@
 """Four 7B models sharded over 8 and 64 GPUs by FSDP2: which overlap pays at which batch size and response length.
 
-The machine is `machines/h200-7b-fsdp2.yaml`. `sequential` and `inter` use all GPUs for every stage. `intra` and `both` stream to a
-served reward model on one GPU in eight; reference and critic are sharded over the others, as the engine requires with FSDP2.
+The machine is `machines/h200-7b-fsdp2.yaml`. `sequential` and `inter` use all GPUs for every stage. `intra` and `both` stream to
+a served reward model on one GPU in eight; reference and critic are sharded over the others, as the engine requires with FSDP2.
 """
 
 from __future__ import annotations
@@ -9,8 +9,17 @@ from __future__ import annotations
 from oppo_contract.spec import RunSpec
 from oppo_core.simulation.paper import PAPER_SPEC, Case, paper_spec
 from oppo_core.simulation.sensitivity import (
-    BACKWARD, MFU, READING, ROUND, Changed, answering, costing, having, overlapping, scaled,
-)  # fmt: skip
+    BACKWARD,
+    MFU,
+    READING,
+    ROUND,
+    Changed,
+    answering,
+    costing,
+    having,
+    overlapping,
+    scaled,
+)
 from oppo_estimate.devices import Devices, Ranks, load_devices
 
 MACHINE = "h200-7b-fsdp2"

@@ -59,9 +59,9 @@ def _assumptions(counts: dict[int, int]) -> str:
 
     steps = ", ".join(f"{count} at B {batch:,}" for batch, count in counts.items())
     return (
-        f"\nAssumed: {MACHINE}; responses log-normal, median an eighth of the longest, σ {SIGMA}, prompts of 256; one epoch, Δ B ÷ 4,"
-        f" C an eighth of the longest response, max_age 2. Simulated steps: {steps}. sequential and inter: all GPUs do every stage;"
-        f" intra and both: the reward model is served on one GPU in {GPUS_PER_REWARD}, the other models are sharded over the rest."
-        f" Assumptions are changed at B {SENSITIVE_BATCH} with responses to {SENSITIVE_LONGEST:,}. skew: share of a step that a"
-        " device waits for slower ranks. Sources and limitations: docs/simulation.md."
+        f"\nAssumed: {MACHINE}; responses log-normal, median an eighth of the longest, σ {SIGMA}; prompts of 256; one epoch,"
+        f" Δ B ÷ 4, C an eighth of the longest response, max_age 2. Simulated steps: {steps}. sequential and inter: all GPUs do"
+        f" every stage; intra and both: the reward model is served on one GPU in {GPUS_PER_REWARD}, the other models are sharded"
+        f" over the rest. Assumptions are changed at B {SENSITIVE_BATCH} with responses to {SENSITIVE_LONGEST:,}. skew: share of"
+        " a step that a device waits for slower ranks. Sources and limitations: docs/simulation.md."
     )

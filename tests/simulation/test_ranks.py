@@ -1,6 +1,6 @@
 """Data-parallel ranks on virtual devices: who waits for whom, what sharded weights communicate, and the hand-over of new weights.
 
-Costs in µs as in test_schedules.py: a decode round 1,000 and 100 a row; reading 50 a token and model; backward passes 100 a token.
+Costs in µs as in test_schedules.py: a decode round 1,000 and 100 a row; reading 50 a token and model; backward pass 100 a token.
 Every device is a rank of its own with its own rows.
 """
 

@@ -1,4 +1,4 @@
-"""The table of 8 and 64 GPUs: its machine follows from what it cites, its cases are those it names, and overlap gains as it must."""
+"""The table of 8 and 64 GPUs: its machine follows from what it cites, and its cases are those that it names."""
 
 from __future__ import annotations
 
