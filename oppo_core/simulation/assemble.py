@@ -93,7 +93,9 @@ class VirtualEngine(Engine):
     def balance(self, rows: list[Sequence]) -> None:
         """Choose the rank that trains each row of the batch by the engine's rule; moving rows costs no time."""
         world = self.machine.world
-        if world > 1 and may_move_rows(self.spec):
+        if world == 1:
+            return
+        if may_move_rows(self.spec):
             for sequence, rank in zip(rows, balance_rows(rows, world), strict=True):
                 sequence.rank = rank
         self.machine.batch_ranks = [s.rank or 0 for s in rows]

@@ -27,8 +27,8 @@ class Machine:
 
     Attributes:
         world: ranks of the loop's process.
-        rank_of: by sequence_id, the rank that has the sequence; without data-parallel ranks empty.
-        batch_ranks: the rank of each row of the batch.
+        rank_of: by sequence_id, the rank that has the sequence; empty with one rank.
+        batch_ranks: the rank of each row of the batch; likewise.
     """
 
     def __init__(self, devices: Devices, streams: bool, pass_tokens: int, shards_weights: bool = False) -> None:
