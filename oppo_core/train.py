@@ -86,10 +86,7 @@ def resume_step(engine: Engine, batch: StepState, version: int) -> None:
 
 def fill_caches(engine: Engine, version: int) -> None:
     """Place new sequences; prefill the KV caches with the present weights, and with streaming the scorers' at the same time."""
-    if engine.ranks.world > 1:
-        with engine.trace.span("actor", "data"):
-            engine.check_pools()
-            engine.place(engine.pool.unfinished())
+    engine.place(engine.pool.unfinished())
     if engine.layout.streams:
         with engine.trace.span("actor", "data"):
             # New prompts too: the scorers read them while the actor does, and then have less to read in the first chunk.

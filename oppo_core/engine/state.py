@@ -169,20 +169,31 @@ class Engine:
             )
 
     def place(self, sequences: list[Sequence]) -> None:
-        """Place unfinished sequences on the ranks, and free the scorers' caches of those that leave this one. Collective."""
-        assigned = assign_ranks(sequences, self.ranks.world, decode_slots(self.spec), self.spec.rollout.max_new_tokens)
-        self.release(move_sequences(sequences, assigned, self.ranks))
+        """Place unfinished sequences on the ranks, and free the scorers' caches of those that leave this one.
+
+        Collective; compares the ranks' pools first. A no-op in a run of one rank.
+        """
+        if self.ranks.world == 1:
+            return
+        with self.trace.span("actor", "data"):
+            self.check_pools()
+            assigned = assign_ranks(sequences, self.ranks.world, decode_slots(self.spec), self.spec.rollout.max_new_tokens)
+            self.release(move_sequences(sequences, assigned, self.ranks))
 
     def balance(self, rows: list[Sequence]) -> None:
-        """Balance the rows of the batch by tokens among the ranks that train them. Collective.
-
-        Rows stay where scorers may have begun to read them: with streaming to scorers with whole weights, and with dynamic
-        sampling.
-        """
-        movable = self.spec.overlap.intra_step == "off" or self.spec.training.shards_weights
-        if self.ranks.world > 1 and movable and not self.spec.ppo.dynamic_sampling:
+        """Balance the rows of the batch by tokens among the ranks that train them, if they may be moved. Collective."""
+        if self.ranks.world > 1 and may_move_rows(self.spec):
             move_sequences(rows, balance_rows(rows, self.ranks.world), self.ranks)
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Sequences to send to this rank's scorers: all of its own (`intra_step: per_chunk`), otherwise finished ones only."""
         return [s for s in self.local(sequences) if s.finished or self.spec.overlap.intra_step == "per_chunk"]
+
+
+def may_move_rows(spec: RunSpec) -> bool:
+    """Whether rows of a batch may be trained by another rank than the one that decoded them.
+
+    They stay where scorers may have begun to read them: with streaming to scorers with whole weights, and with dynamic sampling.
+    """
+    movable = spec.overlap.intra_step == "off" or spec.training.shards_weights
+    return movable and not spec.ppo.dynamic_sampling

@@ -112,6 +112,8 @@ class Pool:
 
     def is_complete(self, finishers: list[Sequence]) -> bool:
         """Whether `take_batch(finishers)` would succeed."""
+        if sum(s.finished for s in self.sequences) < self.rows:
+            return False  # asked at every finisher of a step: the ordering below is for those that may complete the batch
         if any(not s.finished for s in self.overdue()):
             return False
         return len(self._in_batch_order(finishers)) >= self.batch_size

@@ -14,7 +14,7 @@ from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import EarlyPart
 from oppo_core.ppo.experience import Experience
 from oppo_core.rollout.sequence import Support
-from oppo_core.simulation.machine import Machine
+from oppo_core.simulation.machine import Loads, Machine
 
 
 class SimulatedActor:
@@ -26,14 +26,16 @@ class SimulatedActor:
         self._machine = machine
         self._costs = machine.devices.costs.actor
         self._ppo = ppo
-        self._retained_tokens = 0
+        self._retained: list[int] = []
+        self.forget()
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
-        """Zeros [T]. With one optimizer step per batch the graph of one pass is retained for `update`."""
+        """Zeros [T]. With one optimizer step per batch and whole weights, the graph of one pass is retained for `update`."""
         lengths = [len(ids) for ids in tokens]
-        self._machine.work(self._machine.forward_us(self._costs, lengths))
-        one_step = self._ppo.epochs * self._ppo.mini_batches == 1
-        self._retained_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
+        loads = self._machine.loads(lengths, self._machine.batch_ranks)
+        self._machine.work(self._machine.forward_us(self._costs, loads))
+        retains = self._ppo.epochs * self._ppo.mini_batches == 1 and not self._machine.shards_weights
+        self._retained = [min(self._machine.tokens(load), self._machine.pass_tokens) if retains else 0 for load in loads]
         return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
 
     def update(
@@ -42,17 +44,19 @@ class SimulatedActor:
         if self.is_critic_warmup(step):
             return self.warmup_metrics(step)
         done = frozenset[int]() if early is None else early.rows
-        lengths = [len(tokens) for row, tokens in enumerate(experience.tokens) if row not in done]
+        rows = [row for row in range(len(experience.tokens)) if row not in done]
+        ranks = [experience.sequences[row].rank or 0 for row in rows]
+        loads = self._machine.loads([len(experience.tokens[row]) for row in rows], ranks)
         for _ in range(self._ppo.epochs):
-            self._train(lengths)
-            self._machine.work(self._ppo.mini_batches * self._costs.optimizer_us)
+            self._train(loads)
+            self._machine.work(self._ppo.mini_batches * (self._costs.optimizer_us + self._machine.reduce_us(self._costs)))
         return {}
 
-    def _train(self, lengths: list[int]) -> None:
+    def _train(self, loads: Loads) -> None:
         """Forward passes where no graph was retained, and backward passes."""
-        forward = max(0, self._machine.tokens(lengths) - self._retained_tokens)
-        self._retained_tokens = 0
-        self._machine.work(self._machine.forward_us(self._costs, [forward]) + self._machine.backward_us(self._costs, lengths))
+        forward = [[max(0, self._machine.tokens(load) - kept)] for load, kept in zip(loads, self._retained, strict=True)]
+        self.forget()
+        self._machine.work(self._machine.forward_us(self._costs, forward) + self._machine.backward_us(self._costs, loads))
 
     def is_critic_warmup(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
@@ -60,15 +64,16 @@ class SimulatedActor:
 
     def warmup_metrics(self, step: int) -> dict[str, float]:
         """A step without training: the retained graph is dropped."""
-        self._retained_tokens = 0
+        self.forget()
         return {}
 
     def hand_over(self) -> int:
-        """No-op: not modelled."""
-        return 0
+        """Costs gathering the trained weights into the decoder's copy; the engine calls it where the weights are sharded."""
+        self._machine.work(self._machine.hand_over_us())
+        return self._costs.trained_bytes
 
     def forget(self) -> None:
-        self._retained_tokens = 0
+        self._retained = [0] * self._machine.world
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """Writes nothing; costs the time of a checkpoint."""

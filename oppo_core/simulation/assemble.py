@@ -15,10 +15,12 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.engine import step_report
 from oppo_core.engine.layout import Layout, scorer_roles
-from oppo_core.engine.state import Engine, Progress
+from oppo_core.engine.state import Engine, Progress, may_move_rows
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.build import build_pool
+from oppo_core.rollout.placement import assign_ranks, balance_rows
 from oppo_core.rollout.prompts import PromptStream
+from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
@@ -31,6 +33,7 @@ from oppo_core.train import train_step
 from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 from oppo_estimate.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
+from oppo_estimate.memory import decode_slots
 
 PROMPTS = 64
 VOCABULARY = 259  # the byte codec's smallest; placeholder tokens are never decoded
@@ -70,6 +73,35 @@ class PricedPrompts(PromptStream):
         return super().draw(number)
 
 
+@dataclass(slots=True, kw_only=True)
+class VirtualEngine(Engine):
+    """An engine whose sequences have virtual ranks: one process holds the rows of all of them."""
+
+    machine: Machine
+
+    def place(self, sequences: list[Sequence]) -> None:
+        """Place unfinished sequences on the ranks by the engine's rule, which costs no time."""
+        world = self.machine.world
+        if world == 1:
+            return
+        slots = -(-decode_slots(self.spec) * self.spec.resources.ranks // world)
+        ranks = assign_ranks(sequences, world, slots, self.spec.rollout.max_new_tokens)
+        for sequence, rank in zip(sequences, ranks, strict=True):
+            sequence.rank = rank
+        self.machine.rank_of = {s.sequence_id: s.rank or 0 for s in self.pool.sequences}
+
+    def balance(self, rows: list[Sequence]) -> None:
+        """Choose the rank that trains each row of the batch by the engine's rule; moving rows costs no time."""
+        world = self.machine.world
+        if world == 1:
+            return
+        if may_move_rows(self.spec):
+            for sequence, rank in zip(rows, balance_rows(rows, world), strict=True):
+                sequence.rank = rank
+        self.machine.batch_ranks = [s.rank or 0 for s in rows]
+        self.machine.rank_of |= {s.sequence_id: s.rank or 0 for s in rows}
+
+
 @dataclass(frozen=True, slots=True)
 class VirtualLayout(Layout):
     """A layout with every scorer on the devices of its description."""
@@ -89,7 +121,8 @@ def virtual_layout(spec: RunSpec, devices: Devices, machine: Machine) -> Virtual
         process = machine.process_of(role)
         places += [(device, role) for device in (machine.own if process is None else process.devices)]
     scorers = tuple(dict.fromkeys(device for device, _ in places))
-    decoding = len(machine.own) if devices.costs.decode.parallel else 1  # a second device without speed-up stays idle
+    speeds_up = devices.ranks is not None or devices.costs.decode.parallel
+    decoding = len(machine.own) if speeds_up else 1  # a second device without speed-up stays idle
     return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, places=tuple(places))
 
 
@@ -104,14 +137,15 @@ def assemble(
         out: folder of checkpoints, if the spec has any.
 
     Raises:
-        DevicesError: update overlap without devices of the critic's own.
+        DevicesError: update overlap without devices of the critic's own, or on data-parallel ranks.
     """
-    streams = spec.overlap.intra_step != "off" and bool(devices.groups) and not spec.training.shards_weights
-    machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
+    shards = spec.training.shards_weights
+    streams = spec.overlap.intra_step != "off" and bool(devices.groups) and (not shards or spec.models.reward.is_remote)
+    machine = Machine(devices, streams, spec.ppo.micro_batch_tokens, shards)
     most = spec.rollout.max_new_tokens
     length = length or sample_lengths(spec.seed, devices.workload.lengths, most)
     layout = virtual_layout(spec, devices, machine)
-    engine = Engine(
+    engine = VirtualEngine(
         spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
         pool=build_pool(spec),
         decoder=SimulatedDecoder(machine, length, most, spec.overlap.kv_after_update == "keep"),
@@ -119,6 +153,7 @@ def assemble(
         model_source=None, trace=machine.trace, progress=Progress(kl_coefficient=spec.ppo.kl.coefficient),
         overcommit=OvercommitState(spec.initial_overcommit), chunk=ChunkState(spec.initial_chunk_size),
         update=_update(spec, devices), clock=machine.timeline, set_threads=machine.use, experience=SimulatedExperience(machine),
+        machine=machine,
     )  # fmt: skip
     return engine
 
@@ -152,4 +187,6 @@ def _update(spec: RunSpec, devices: Devices) -> PlainUpdate:
         return PlainUpdate()
     if devices.place["critic"] == ACTOR_GROUP:
         raise DevicesError("update overlap needs a critic with devices of its own")
+    if devices.ranks is not None:
+        raise DevicesError("update overlap is not simulated on data-parallel ranks")
     return OverlappedUpdate(no_gradients())

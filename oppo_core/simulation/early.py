@@ -13,7 +13,7 @@ from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.scored import Scored
 from oppo_core.scoring.early import EarlyBatch
-from oppo_core.simulation.machine import Machine
+from oppo_core.simulation.machine import Loads, Machine, Times
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_estimate.devices import ReadingRole
 
@@ -31,18 +31,18 @@ class SimulatedEarlyScorers(SimulatedScorers):
     def train_early(self, batch: EarlyBatch) -> None:
         """Costs one backward pass for the critic, two for the actor."""
         ids = [s.sequence_id for s in batch.sequences]
-        lengths, costs = self._lengths(ids), self._machine.devices.costs
-        self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, lengths, self._process), len(ids))
-        forward = self._machine.forward_us(costs.critic, lengths, self._process)
-        backward = self._machine.backward_us(costs.critic, lengths, self._process)
+        loads, costs = self._whole(ids), self._machine.devices.costs
+        self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, loads, self._process), len(ids))
+        forward = self._machine.forward_us(costs.critic, loads, self._process)
+        backward = self._machine.backward_us(costs.critic, loads, self._process)
         self._order("critic", "update-critic", forward + backward, len(ids))
-        backward = self._machine.backward_us(costs.actor, lengths, self._process)
+        backward = self._machine.backward_us(costs.actor, loads, self._process)
         self._order("actor", "update-actor", 2 * backward, len(ids))
         self._early |= set(ids)
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         costs, late = self._machine.devices.costs, [i for i in sequence_ids if i not in self._early]
-        read = self._machine.forward_us(costs.critic, self._lengths(late), self._process)
+        read = self._machine.forward_us(costs.critic, self._whole(late), self._process)
         self._order("critic", "critic-prefill", read, len(late))
         self._requested = sequence_ids
         score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
@@ -54,16 +54,16 @@ class SimulatedEarlyScorers(SimulatedScorers):
     def start_critic_update(self, update: CriticUpdate) -> None:
         costs = self._machine.devices.costs
         late = [i for i in update.sequence_ids if i not in self._early]
-        us = self._machine.backward_us(costs.critic, self._lengths(late), self._process) + costs.critic.optimizer_us
+        us = self._machine.backward_us(costs.critic, self._whole(late), self._process) + costs.critic.optimizer_us
         self._order("critic", "update-critic", us, len(late))
         self._forget(update.sequence_ids)
         self._early = set()
 
-    def _order(self, role: Role, phase: Phase, us: float, rows: int) -> None:
+    def _order(self, role: Role, phase: Phase, us: Times, rows: int) -> None:
         self._machine.submit(self._process, role, phase, us, rows=rows)
 
-    def _lengths(self, sequence_ids: list[int]) -> list[int]:
-        return [self.tracks[i].total for i in sequence_ids]
+    def _whole(self, sequence_ids: list[int]) -> Loads:
+        return self._loads(sequence_ids, [self.tracks[i].total for i in sequence_ids], self._process)
 
     def _with_proximal(self, scored: Scored) -> Scored:
         return replace(scored, proximal_logprobs=np.zeros(len(scored.values)))

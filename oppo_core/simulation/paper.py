@@ -88,7 +88,7 @@ class Verdict:
 
 def paper_spec(**changes: Mapping[str, Any]) -> RunSpec:
     """The paper's run; `changes` by section, merged one level deep."""
-    tree = PAPER_SPEC | {name: PAPER_SPEC[name] | dict(section) for name, section in changes.items()}
+    tree = PAPER_SPEC | {name: PAPER_SPEC.get(name, {}) | dict(section) for name, section in changes.items()}
     return load_spec(tree)
 
 

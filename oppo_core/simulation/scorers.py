@@ -14,7 +14,8 @@ from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.simulation.lengths import SCORES, generator_for
-from oppo_core.simulation.machine import Machine
+from oppo_core.simulation.machine import Loads, Machine
+from oppo_core.simulation.timeline import Process
 from oppo_estimate.devices import READING_ROLES, Curve, ReadingRole, Training
 
 PHASES: dict[ReadingRole, Phase] = {"reward": "reward-prefill", "reference": "reference-prefill", "critic": "critic-prefill"}
@@ -109,7 +110,8 @@ class SimulatedScorers:
 
     def start_evaluate(self, deltas: list[SequenceDelta]) -> None:
         process = self._machine.process_of("reward")
-        us = self._machine.forward_us(self._machine.devices.costs.reward, [len(delta.tokens) for delta in deltas], process)
+        loads = self._machine.loads([len(delta.tokens) for delta in deltas], range(len(deltas)), process)
+        us = self._machine.forward_us(self._machine.devices.costs.reward, loads, process)
         self._machine.submit(process, "reward", "eval", us, rows=len(deltas))
         tracks = {
             delta.sequence_id: Track(delta.prompt_length, len(delta.tokens), int(delta.tokens[delta.prompt_length :].sum()))
@@ -149,22 +151,27 @@ class SimulatedScorers:
             process = self._machine.process_of(role)
             if process is None and not late:
                 continue
-            tracks = [self.tracks[i] for i in sequence_ids]
-            new = [track.total - track.read[role] for track in tracks if track.total > track.read[role]]
-            if not new:
+            unread = {i: track for i in sequence_ids if (track := self.tracks[i]).total > track.read[role]}
+            if not unread:
                 continue
-            for track in tracks:
+            loads = self._loads(list(unread), [track.total - track.read[role] for track in unread.values()], process)
+            for track in unread.values():
                 track.read[role] = track.total
             costs = getattr(self._machine.devices.costs, role)
-            us = self._machine.forward_us(costs, new, process)
-            self._machine.submit(process, role, PHASES[role], us, chunk, len(new))
+            us = self._machine.forward_us(costs, loads, process)
+            self._machine.submit(process, role, PHASES[role], us, chunk, len(unread))
+
+    def _loads(self, sequence_ids: list[int], lengths: list[int], process: Process | None) -> Loads:
+        """`lengths` of some sequences by rank of a process."""
+        return self._machine.loads(lengths, [self._machine.rank_of.get(i, 0) for i in sequence_ids], process)
 
     def _train_critic(self, sequence_ids: list[int], epochs: int, optimizer_steps: int) -> None:
         costs: Training = self._machine.devices.costs.critic
         process = self._machine.process_of("critic")
         lengths = [self.tracks[i].total for i in sequence_ids]
-        epoch_us = self._machine.forward_us(costs, lengths, process) + self._machine.backward_us(costs, lengths, process)
-        us = epochs * epoch_us + optimizer_steps * costs.optimizer_us
+        loads = self._loads(sequence_ids, lengths, process)
+        epoch_us = self._machine.forward_us(costs, loads, process) + self._machine.backward_us(costs, loads, process)
+        us = epochs * epoch_us + optimizer_steps * (costs.optimizer_us + self._machine.reduce_us(costs, process))
         self._machine.submit(process, "critic", "update-critic", us, rows=len(lengths))
 
     def _scored(self, sequence_id: int) -> Scored:

@@ -16,7 +16,10 @@ from oppo_core.trace.recorder import Span
 
 @dataclass(slots=True)
 class Task:
-    """Work in a process's queue: `left` seconds of it, without contention."""
+    """Work in a process's queue: `left` seconds of it, without contention.
+
+    `shares`: each device's work relative to the slowest's; empty if all work alike.
+    """
 
     role: Role
     phase: Phase
@@ -24,6 +27,7 @@ class Task:
     chunk: int = 0
     rows: int = 0
     start: float | None = None
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -35,9 +39,12 @@ class Process:
 
 
 class Timeline:
-    """Seconds since the simulation began, read by calling it. `done` is called with each finished span of the other processes."""
+    """Seconds since the simulation began, read by calling it.
 
-    def __init__(self, contention: float, done: Callable[[Span], None]) -> None:
+    `done` is called with each finished span of the other processes and its task's `shares`.
+    """
+
+    def __init__(self, contention: float, done: Callable[[Span, tuple[float, ...]], None]) -> None:
         self.now = 0.0
         self.processes: list[Process] = []
         self._contention = contention
@@ -76,5 +83,6 @@ class Timeline:
             if task.left <= 0:
                 process.tasks.popleft()
                 assert task.start is not None
-                self._done(Span(process.devices, task.role, task.phase, task.start, self.now, task.chunk, task.rows))
+                span = Span(process.devices, task.role, task.phase, task.start, self.now, task.chunk, task.rows)
+                self._done(span, task.shares)
         return work

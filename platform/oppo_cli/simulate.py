@@ -37,6 +37,7 @@ STEPS = 60
 )
 @click.option("--from-events", "events_file", type=click.Path(path_type=Path), help="Replay a run: its events.jsonl.")
 @click.option("--paper", is_flag=True, help="The placements of the OPPO paper, and their sensitivity to each assumption.")
+@click.option("--scale", is_flag=True, help="Four sharded 7B models on 8 and 64 GPUs, by batch size and response length.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
 def simulate(
     spec_file: Path | None,
@@ -48,6 +49,7 @@ def simulate(
     overcommits: tuple[int, ...],
     events_file: Path | None,
     paper: bool,
+    scale: bool,
     json_file: Path | None,
 ) -> None:
     """Plan a run: time per step, bubbles and device hours of every schedule, on virtual devices.
@@ -61,6 +63,10 @@ def simulate(
         from oppo_cli.simulate_paper import paper_report
 
         _write(json_file, paper_report(steps))
+    elif scale:
+        from oppo_cli.simulate_scale import scale_report
+
+        _write(json_file, scale_report(steps))
     elif events_file is not None:
         from oppo_cli.simulate_events import events_report
 
@@ -68,7 +74,7 @@ def simulate(
         _write(json_file, events_report(events_file, spec, overcommits, target_steps, staleness_cost))
     else:
         if spec_file is None or devices_name is None:
-            raise Refusal("Give a spec and --devices, or --from-events, --paper or --list; see `oppo simulate --help`.")
+            raise Refusal("Give a spec and --devices, or --from-events, --paper, --scale or --list; see `oppo simulate --help`.")
         spec = read_spec(spec_file)
         target = (target_steps or spec.steps, staleness_cost)
         _write(json_file, _plan(spec, _load_devices(devices_name), steps or STEPS, target, overcommits))

@@ -1,7 +1,7 @@
 """Virtual devices of the simulator: groups, placement of the models, and costs. Read from YAML or JSON.
 
-Times are in microseconds of one device (`…_us`), per pass, row, token or step as the field says. A divisible cost on n devices
-takes 1 / (1 + (n − 1) · parallel) of its time on one.
+Times are in microseconds of one device (`…_us`), per pass, row, token or step as the field says; sizes in bytes. A divisible
+cost on n devices takes 1 / (1 + (n − 1) · parallel) of its time on one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from oppo_contract.spec_errors import SpecError
 from oppo_contract.yaml_text import parse_yaml
 
 Cost = Annotated[float, Field(ge=0)]
+Bytes = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
 Parallel = Annotated[float, Field(ge=0, le=1, description="What each further device adds to the speed of one.")]
 ReadingRole = Literal["reward", "reference", "critic"]
 READING_ROLES: tuple[ReadingRole, ...] = ("reward", "reference", "critic")
@@ -48,6 +50,8 @@ class Reading(Part):
     pass_us: Cost = Field(0.0, description="A pass, however few tokens it has.")
     token_us: Cost = Field(description="A token.")
     parallel: Parallel = 1.0
+    gathered_bytes: Bytes = Field(0.0, description="Weights that a pass gathers if they are sharded over the ranks.")
+    units: int = Field(1, ge=1, description="Parts of the model whose weights are gathered one after another.")
 
 
 class Training(Reading):
@@ -55,6 +59,7 @@ class Training(Reading):
 
     backward_us: Cost = Field(description="Backward pass, a token.")
     optimizer_us: Cost = Field(0.0, description="One optimizer step.")
+    trained_bytes: Bytes = Field(0.0, description="Gradients that the ranks sum, and trained weights that the decoder gets.")
 
 
 class Costs(Part):
@@ -78,6 +83,32 @@ class Overheads(Part):
     advantage_us: Cost = Field(0.0, description="Rewards and advantages, a token.")
     report_us: Cost = Field(0.0, description="Writing a step's events.")
     checkpoint_us: Cost = Field(0.0, description="Writing a checkpoint.")
+
+
+class Ranks(Part):
+    """Data-parallel ranks: each device has rows of its own, and all go on when the slowest one is done.
+
+    The time of collectives is that of a ring: each device receives what it lacks from its node, each node from the network, and
+    the slower link decides. A link without a speed takes no time.
+    """
+
+    per_node: int = Field(8, ge=1, description="Devices of a node.")
+    node_bytes_s: Rate | None = Field(None, description="Bytes per second that a device receives from the others of its node.")
+    network_bytes_s: Rate | None = Field(None, description="Bytes per second that a node receives from the others.")
+    collective_us: Cost = Field(0.0, description="A collective, however few bytes it has.")
+
+    def collectives_us(self, count: int, size: float, calls: int = 1) -> float:
+        """All-gathers or reduce-scatters of `size` bytes over `count` ranks in `calls` collectives. An all-reduce is both."""
+        if count == 1:
+            return 0.0
+        nodes = -(-count // self.per_node)
+        within = _transfer_us(size, count, self.node_bytes_s)
+        return calls * self.collective_us + max(within, _transfer_us(size, nodes, self.network_bytes_s))
+
+
+def _transfer_us(size: float, parts: int, bytes_s: float | None) -> float:
+    """What one of `parts` equal holders of `size` bytes lacks, through a link of this speed."""
+    return 0.0 if bytes_s is None else 1e6 * size * (parts - 1) / parts / bytes_s
 
 
 class LogNormal(Part):
@@ -129,6 +160,9 @@ class Devices(Part):
     )
     padded: bool = Field(False, description="Finished rows go on decoding as padding, and passes are padded to the longest row.")
     contention: float = Field(1.0, ge=1, description="How much slower a process is for each other one that works meanwhile.")
+    ranks: Ranks | None = Field(
+        None, description="Every device is a data-parallel rank. Without it rows are divided evenly and nothing is communicated."
+    )
     costs: Costs
     overheads: Overheads = Overheads()
     workload: Workload = Workload()
@@ -162,13 +196,17 @@ class Devices(Part):
             before += count
         raise KeyError(name)
 
-    def decode_us(self, count: int, rounds: int, cached: Sequence[int], width: int) -> float:
-        """Decode steps on `count` devices over live rows with `cached` tokens each, one more per step.
+    def ranks_of(self, count: int) -> int:
+        """Data-parallel ranks of a group of `count` devices."""
+        return 1 if self.ranks is None else count
 
-        With padding, over `width` rows, all as long as the longest.
-        """
+    def collectives_us(self, count: int, size: float, calls: int = 1) -> float:
+        """See `Ranks.collectives_us`."""
+        return 0.0 if self.ranks is None else self.ranks.collectives_us(count, size, calls)
+
+    def decode_us(self, count: int, rounds: int, rows: int, tokens: float) -> float:
+        """Decode steps on `count` devices over `rows` rows with `tokens` cached tokens in all, one more per row and step."""
         costs = self.costs.decode
-        rows, tokens = (width, width * max(cached, default=0)) if self.padded else (len(cached), sum(cached))
         attended = rounds * tokens + rows * rounds * (rounds - 1) / 2
         shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
         return rounds * costs.round_us + shared / speed(count, costs.parallel)
@@ -176,7 +214,11 @@ class Devices(Part):
     def passes_us(self, count: int, costs: Reading, token_us: float, lengths: Sequence[int], pass_tokens: int) -> float:
         """Passes on `count` devices over rows of `lengths` tokens at `token_us` per token, at most `pass_tokens` per pass."""
         tokens = self.tokens(lengths)
-        return -(-tokens // pass_tokens) * costs.pass_us + tokens * token_us / speed(count, costs.parallel)
+        return self.passes(lengths, pass_tokens) * costs.pass_us + tokens * token_us / speed(count, costs.parallel)
+
+    def passes(self, lengths: Sequence[int], pass_tokens: int) -> int:
+        """Number of passes over rows of `lengths` tokens, at most `pass_tokens` per pass."""
+        return -(-self.tokens(lengths) // pass_tokens)
 
     def tokens(self, lengths: Sequence[int]) -> int:
         """Tokens of rows of these lengths, including padding if the devices pad."""

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_estimate.devices import Devices
+from oppo_estimate.devices import ACTOR_GROUP, Devices
 
 BASELINE = "sequential"
 PLAIN = {"intra_step": "off", "inter_step": "off", "update_overlap": False}
@@ -96,6 +96,7 @@ class Row:
     speedup: float = 0.0
     decode_share: float = 0.0  # of the step's time
     deferred_age: float = 0.0  # mean age of the deferred answers
+    skew: float = 0.0  # share of the step that an actor's device waits for slower ranks
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -142,4 +143,5 @@ def summary(schedule: str, metrics: list[dict[str, float]], devices: Devices, ta
         max(step["oppo/age_max"] for step in metrics), mean("response_length/mean"), hours, hours * len(devices.names),
         decode_share=mean("timing_s/gen") * len(metrics) / seconds,
         deferred_age=mean("oppo/age_mean") / mean("oppo/deferred_share") if mean("oppo/deferred_share") else 0.0,
+        skew=fmean(mean(f"idle_s/{device}/tail") for device in devices.group(ACTOR_GROUP)) * len(metrics) / seconds,
     )  # fmt: skip
