@@ -70,7 +70,7 @@ class SimulatedActor:
     def hand_over(self) -> int:
         """Costs gathering the trained weights into the decoder's copy; the engine calls it where the weights are sharded."""
         self._machine.work(self._machine.hand_over_us())
-        return self._costs.trained_bytes
+        return int(self._costs.gathered_bytes)
 
     def forget(self) -> None:
         self._retained = [0] * self._machine.world
