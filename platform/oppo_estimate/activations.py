@@ -29,25 +29,28 @@ class Activations:
     """Activations of an update in bytes: those of all passes that are held together, and the largest of one backward pass.
 
     `saved`: of all blocks, of which `layer` are one block's. `head`: while the head's gradient is computed. `block`: while that
-    of a block is, which is after `head` has been freed.
+    of a block is, which is after `head` has been freed. `tied`: a head's gradient that exists until the embedding's is added.
     """
 
     saved: int
     layer: int
     head: int
     block: int
+    tied: int
     head_arithmetic: str
     block_arithmetic: str
 
     @property
     def size(self) -> int:
-        """The most at one time."""
-        return self.saved + max(self.head, self.block)
+        """The most at one time where weights are whole."""
+        return self.saved + max(self.head, self.block + self.tied)
 
     @property
     def arithmetic(self) -> str:
         """How `size` is computed."""
-        return self.head_arithmetic if self.head > self.block else self.block_arithmetic
+        if self.head > self.block + self.tied:
+            return self.head_arithmetic
+        return self.block_arithmetic + (f" + {self.tied:,} B: the tied head's gradient" if self.tied else "")
 
 
 def block_bytes(shape: Shape, recompute: str, dtype_bytes: int) -> BlockBytes:

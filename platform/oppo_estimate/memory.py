@@ -237,31 +237,44 @@ def _update_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
 
 def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Activations:
     """Activations of the retained passes, and of the head's or one block's backward pass: these two follow each other."""
-    shape, recompute, width = role.shape, spec.training.recompute, role.shape.width
+    shape, recompute = role.shape, spec.training.recompute
     tokens, bound = pass_tokens(spec)
     passes, block = _retained_passes(spec), block_bytes(shape, recompute, dtype_bytes)
-    layer = passes * tokens * block.saved
-    per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
-    with_logits = passes * tokens if recompute == "off" else min(tokens, HEAD_SLICE)
-    # The last norm, and a copy of the states that predict response tokens.
-    states = norm_bytes(shape, dtype_bytes) + width * dtype_bytes
-    head, words = passes * tokens * states, f"{passes * tokens:,} × {states:,} B"
-    if role.is_language_model:
-        head, words = head + with_logits * shape.vocab * per_entry, f"{words} + {with_logits:,} × {shape.vocab:,} × {per_entry} B"
-        if recompute != "off":  # the gradients of the slices' logits add up in that of the head's weights
-            head, words = head + shape.vocab * width * dtype_bytes, f"{words} + {shape.vocab:,} × {width:,} × {dtype_bytes} B"
-    per_token, matrix = block.recomputed + block.gradients, shape.feed_forward * width
+    per_token, matrix = block.recomputed + block.gradients, shape.feed_forward * shape.width
+    head, head_words = _head(role, spec, passes * tokens, min(tokens, HEAD_SLICE), dtype_bytes)
     saved = f"{passes * tokens:,} tokens × {shape.layers} × {block.saved:,} B"
     passed = f"({f'{passes} passes of ' if passes > 1 else ''}{tokens:,} tokens a pass: {bound})"
     return Activations(
-        saved=shape.layers * layer,
-        layer=layer,
+        saved=passes * tokens * shape.layers * block.saved,
+        layer=passes * tokens * block.saved,
         head=head,
+        # The gradient of a block's largest matrix exists before it is added to the sum of all passes.
         block=tokens * per_token + matrix * dtype_bytes,
-        head_arithmetic=f"{saved} + {words} {passed}",
-        # Where a block's matrices have their gradients apart from the sum of all passes, one of them exists with its activations.
+        tied=shape.vocab * shape.width * dtype_bytes if role.is_language_model and shape.tied is not False else 0,
+        head_arithmetic=f"{saved} + {head_words} {passed}",
         block_arithmetic=f"{saved} + {tokens:,} × {per_token:,} B + {matrix:,} × {dtype_bytes} B {passed}",
     )
+
+
+def _head(role: Role, spec: RunSpec, tokens: int, sliced: int, dtype_bytes: int) -> tuple[int, str]:
+    """Bytes while the head's gradient is computed, and their arithmetic. `sliced`: tokens of a slice where it is recomputed."""
+    shape, recomputes = role.shape, spec.training.recompute != "off"
+    # The last norm, and a copy of the states that predict response tokens.
+    states = norm_bytes(shape, dtype_bytes) + shape.width * dtype_bytes
+    size, words = tokens * states, f"{tokens:,} × {states:,} B"
+    if not role.is_language_model:
+        return size, words
+    rows, per_entry = sliced if recomputes else tokens, _logit_bytes(spec, dtype_bytes)
+    size, words = size + rows * shape.vocab * per_entry, f"{words} + {rows:,} × {shape.vocab:,} × {per_entry} B"
+    if recomputes:  # the head's gradient, to which the slices are added
+        size += shape.vocab * shape.width * dtype_bytes
+        words += f" + {shape.vocab:,} × {shape.width:,} × {dtype_bytes} B"
+    return size, words
+
+
+def _logit_bytes(spec: RunSpec, dtype_bytes: int) -> int:
+    """Bytes per token and vocabulary entry while the gradient of log-probs is computed."""
+    return LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
 
 
 def _proximal_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:

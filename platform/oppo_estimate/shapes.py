@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from oppo_contract.config_weights import is_tied, weights_of_config
 from oppo_contract.model_folder import (
@@ -85,11 +85,21 @@ def read_shape(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     sizes = config_sizes(config)
     if sizes is None:
         return None
-    weights = None if weight_files(folder) else weights_of_config(config, is_language_model=head == "lm")
     return Shape(
-        count_weights(folder) if weights is None else weights, sizes.layers, sizes.width, sizes.vocab, sizes.context,
+        _count(folder, config, head), sizes.layers, sizes.width, sizes.vocab, sizes.context,
         sizes.cached, is_tied(config), sizes.heads * sizes.head_width, sizes.inner_width, sizes.gated,
     )  # fmt: skip
+
+
+def _count(folder: Path, config: dict[str, Any], head: Head) -> int:
+    """Number of weights, from the safetensors' headers, or where there are none from config.json."""
+    if weight_files(folder):
+        return count_weights(folder)
+    weights = weights_of_config(config, is_language_model=head == "lm")
+    if weights is None:
+        kind = config.get("model_type")
+        raise ModelFolderError(f"{folder} has no safetensors, and {kind} is not one whose weights are counted from config.json")
+    return weights
 
 
 def tiny_shape(architecture: TinyArchitecture, head: Head) -> Shape:

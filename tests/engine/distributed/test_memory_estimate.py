@@ -95,8 +95,9 @@ def trainer_of(network: Network, spec: RunSpec, ranks: Ranks) -> ActorTrainer:
 
 
 def backward_passes(trainer: ActorTrainer) -> None:
+    """Of one mini-batch; `trainer.optimizer.begin(1)` is called before."""
     forward = trainer.forward([np.arange(LENGTH) + row for row in range(ROWS)], [1] * ROWS, 0)
-    trainer.optimizer.begin(forward.passes)
+    assert forward.passes == 1
     for _, (logp, _) in forward.groups():
         trainer.optimizer.backward(logp.sum() / (ROWS * LENGTH))
 
@@ -124,6 +125,7 @@ def test_sharded_training(kind: str, recompute: str, ranks: Ranks, tmp_path: Pat
     trainer = trainer_of(network, spec, ranks)
     backend = trainer.optimizer
     assert isinstance(backend, FsdpBackend)
+    backend.begin(1)
     with FSDPMemTracker(backend.sharded._module, backend._adamw) as tracker:
         backward_passes(trainer)
         largest = bytes_by_kind(tracker, "peak")
@@ -142,8 +144,9 @@ def test_activations_of_whole_models(kind: str, recompute: str, tmp_path: Path) 
     network, shape = build(kind, tmp_path)
     spec = spec_of("plain", recompute)
     trainer = trainer_of(network, spec, SINGLE)
+    trainer.optimizer.begin(1)
     for weight in network.parameters():
-        weight.grad = torch.zeros_like(weight)
+        weight.grad = torch.zeros_like(weight)  # the gradients are another item of the estimate
     with LiveBytes() as counted:
         backward_passes(trainer)
     sizes = estimated(spec, shape)
