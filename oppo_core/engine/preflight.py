@@ -124,7 +124,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None, device_
 
     Args:
         out: the folder of checkpoints.
-        device_bytes: memory of each GPU that memory is estimated for; 0: the GPUs here, or `ASSUMED_GPU_BYTES` where there are none.
+        device_bytes: memory of each GPU that is estimated for; 0: the GPUs here, or `ASSUMED_GPU_BYTES` where there are none.
     """
     findings = Findings()
     device = findings.check(lambda: select_device(spec))

@@ -33,11 +33,11 @@ def spec() -> None:
 )
 @click.option(
     "--device-gib", type=click.FloatRange(min=0, min_open=True),
-    help="For --deep: estimate for GPUs with this much memory, which are elsewhere. Default: the GPUs here; of 80 GiB if a run on GPUs"
-    " is checked where there are none.",
+    help="For --deep: estimate for GPUs with this much memory, which are elsewhere. Default: the GPUs here, or where there are"
+    " none, for a run on GPUs, 80.",
 )
 @click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="For --deep: also write the figures to this file."
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="For --deep: write the figures to this file."
 )  # fmt: skip
 def check(file: Path, deep: bool, roots: tuple[Path, ...], device_gib: float | None, json_file: Path | None) -> None:
     """Validate a spec FILE. Models and prompts are only checked with --deep and at submit.
@@ -62,8 +62,8 @@ def _check_deep(spec: RunSpec, roots: list[Path], device_gib: float | None, json
         for item in device.items:
             click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
         total = "total memory" + (f", {device.device or device.planned.group}" if len(findings.memory) > 1 else "")
-        available = f"{mib(device.available)} free" if device.device is not None else f"{mib(device.available)} of a device elsewhere"
-        click.echo(f"{total:32} {mib(device.needed):>14}  of {available}")
+        where = "free" if device.device is not None else "elsewhere"
+        click.echo(f"{total:32} {mib(device.needed):>14}  of {mib(device.available)} {where}")
     if findings.memory:
         click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
     problems = [error_text(error) for error in findings.errors]

@@ -86,15 +86,15 @@ def _update_items(role: Role, u: Units, update: Activations, d: int) -> Iterator
     Gradients are summed over the ranks in float32 at least, in a buffer that exists until the next unit's gradients are ready.
     """
     reduced = max(4, d)
-    head = f"{u.root:,} × {d} B: the head's weights; {u.block:,} × {d} B: a block's"
-    yield Item(f"{role.name}: activations", update.saved + update.head + (u.root + u.block) * d, f"{update.head_arithmetic} + {head}")
+    name, words = f"{role.name}: activations", f"({u.root:,} + {u.block:,}) × {d} B: weights of the head and a block"
+    yield Item(name, update.saved + update.head + (u.root + u.block) * d, f"{update.head_arithmetic} + {words}")
     # While a block's gradients are computed, the weights of the next one are gathered.
     words = f"{u.root:,} × {2 * d} B: weights and gradients of the head; {u.block:,} × {2 * d} B: weights of two blocks"
     first = update.saved + update.block + (u.root + u.block) * 2 * d
     second = first - update.layer + u.block * reduced
     if second > first:
         words += f"; {u.block:,} × {reduced} B: the gradients of another; less {update.layer:,} B of its activations"
-    yield Item(f"{role.name}: activations", max(first, second), f"{update.block_arithmetic} + {words}")
+    yield Item(name, max(first, second), f"{update.block_arithmetic} + {words}")
     ends = {
         f"{u.root:,} × {2 * d + reduced} B: the head": u.root * (2 * d + reduced),
         f"{u.root:,} × {reduced} B + {u.embedding:,} × {2 * d} B: head and embedding": u.root * reduced + u.embedding * 2 * d,

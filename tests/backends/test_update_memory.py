@@ -180,8 +180,9 @@ def test_each_setting_keeps_less_and_the_memory_plan_knows_how_much(world: Any, 
     shape = Shape(0, 8, 56, 3200, 96, 2 * 8 * 8, inner_width=304)
     peaks, ratios = [], []
     for name in ("off", "head", "selective", "full"):
-        rows_of_75 = {"rollout": {"max_new_tokens": 70, "max_prompt_tokens": 5}, "ppo": {"batch_size": 8, "micro_batch_tokens": 600}}
-        spec = world.spec(rows_of_75, {"training": {"recompute": name}, "resources": {"dtype": "float32"}})
+        rows_of_75 = {"max_new_tokens": 70, "max_prompt_tokens": 5}
+        ppo = {"batch_size": 8, "micro_batch_tokens": 600}
+        spec = world.spec({"rollout": rows_of_75, "ppo": ppo, "training": {"recompute": name}, "resources": {"dtype": "float32"}})
         (item,) = [item for item in memory_items(spec, [Role("actor", shape, 1)], 9) if item.name == "actor: activations"]
         peaks.append(peak_of(network, name))
         ratios.append(item.size / peaks[-1])

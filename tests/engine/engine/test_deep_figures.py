@@ -33,7 +33,8 @@ def test_four_7b_models_fit_eight_gpus(tmp_path: Path) -> None:
     assert status == 0, printed
     assert figures["memory/training/devices"] == 8
     assert figures["memory/largest_gib"] == figures["memory/training/gib"] <= 60
-    assert (figures["memory/training/vllm_gib"], figures["memory/training/available_gib"], figures["memory/fits"]) == (0, 80, True)
+    assert (figures["memory/training/vllm_gib"], figures["memory/training/available_gib"]) == (0, 80)
+    assert figures["memory/fits"] is True
     items = {name: size for name, size in figures.items() if name.startswith("memory/training/items/")}
     assert sum(items.values()) == pytest.approx(figures["memory/training/gib"], abs=0.01)
     assert items["memory/training/items/actor: weights"] == pytest.approx(2 * 7_615_616_512 / GIB, abs=1e-4)
