@@ -7,16 +7,18 @@ when the engine starts.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from oppo_contract.machine import mib
-from oppo_contract.model_folder import TINY, ModelFolderError, check_reward_model, find, read_config
+from oppo_contract.model_folder import TINY, ModelFolderError, check_reward_model, find, read_config, weight_files
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.checkpointing.atomic_dir import free_bytes
 from oppo_core.engine.layout import LayoutError, scoring_device, select_device
@@ -30,14 +32,17 @@ from oppo_core.rollout.build import build_stop_conditions
 from oppo_core.rollout.prompts import PromptError, prompt_files, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.validate import tracker_errors
+from oppo_estimate.device_memory import PlannedDevice, find_remedy, rank_devices
 from oppo_estimate.items import Item, Role
-from oppo_estimate.memory import checkpoint_bytes, decode_slots, memory_items
-from oppo_estimate.roles import build_role, role_head, split_roles
+from oppo_estimate.memory import checkpoint_bytes
+from oppo_estimate.roles import build_role, role_head
 from oppo_estimate.shapes import Head, Shape, read_shape
 
 Result = TypeVar("Result")
 SAMPLE_TOKENS = 8
 REWARD_TIMEOUT_S = 120.0
+# Memory of the GPUs of a run that is checked on a machine without GPUs.
+ASSUMED_GPU_BYTES = 80 * 2**30
 MEMORY_REMEDY = (
     "lower ppo.micro_batch_tokens, ppo.batch_size, overlap.overcommit.max or rollout.max_new_tokens, train models.lora instead of"
     " all weights, take resources.dtype bfloat16 on a GPU, or a machine with more memory"
@@ -50,25 +55,39 @@ class PreflightError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Estimated memory of a rank on one device, largest item first, and the bytes available there."""
+    """Estimated memory of a rank on one device, and the bytes available there. `device`: None where it is on another machine."""
 
     device: torch.device | None
-    items: list[Item]
+    planned: PlannedDevice
     available: int
+
+    @property
+    def items(self) -> list[Item]:
+        """Its items, the largest first."""
+        return self.planned.items
 
     @property
     def needed(self) -> int:
         """Estimated total, bytes."""
-        return sum(item.size for item in self.items)
+        return self.planned.needed
+
+    @property
+    def fits(self) -> bool:
+        """Whether as much is available."""
+        return self.needed <= self.available
 
 
 @dataclass(slots=True)
 class Findings:
-    """Errors as the engine would raise them; estimated memory per device (the actor's first) and checkpoint size in bytes."""
+    """Errors as the engine would raise them; estimated memory per device (the actor's first) and checkpoint size in bytes.
+
+    `remedy`: the smallest change of settings, by dotted path, that makes the memory fit; None: it fits, or there is none.
+    """
 
     errors: list[Exception] = field(default_factory=list)
     memory: list[DeviceMemory] = field(default_factory=list)
     checkpoint: int = 0
+    remedy: dict[str, Any] | None = None
 
     def check(self, check: Callable[[], Result]) -> Result | None:
         """Run a check and record its error."""
@@ -100,8 +119,13 @@ class RefusedModels:
         return [ModelFolderError(f"{', '.join(roles)}: {reason}") for reason, roles in self.reasons.items()]
 
 
-def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Findings:
-    """Run all checks of `spec` on this machine. `out`: the folder of checkpoints."""
+def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None, device_bytes: int = 0) -> Findings:
+    """Run all checks of `spec` on this machine.
+
+    Args:
+        out: the folder of checkpoints.
+        device_bytes: memory of each GPU that is estimated for; 0: the GPUs here, or `ASSUMED_GPU_BYTES` where there are none.
+    """
     findings = Findings()
     device = findings.check(lambda: select_device(spec))
     findings.check(lambda: _check_packages(spec))
@@ -119,10 +143,11 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
             findings.check(lambda: check_reward(spec, roots, codec, sample))
     findings.errors += refused.errors()
     if roles is not None:
-        findings.memory = [_device_memory(spec, place, models, text_tokens) for place, models in _places(spec, device, roles)]
+        shapes = {role.name: role.shape for role in roles}
+        estimate = partial(_device_memory, shapes=shapes, device=device, text_tokens=text_tokens, device_bytes=device_bytes)
+        findings.memory = estimate(spec)
         findings.checkpoint = checkpoint_bytes(spec, roles)
-        for memory in findings.memory if device is not None else []:
-            findings.check(lambda memory=memory: _check_memory(memory, spec))  # type: ignore[misc]
+        _check_memory(spec, estimate, findings)
         if out is not None:
             findings.check(lambda: _check_disk(spec, findings.checkpoint, out))
     return findings
@@ -162,6 +187,8 @@ def _check_loadable(spec: RunSpec, name: str, model: ModelSpec, head: Head, root
     if model.path is None:
         return
     folder = find(model.path, roots)
+    if not weight_files(folder):
+        raise ModelFolderError(f"{folder} has no weights (safetensors): it serves an estimate of memory only")
     if name.startswith("reward"):
         source = spec.models.reward.sources()[int(name.removeprefix("reward ")) - 1]
         if source.served_by == "vllm":
@@ -262,37 +289,58 @@ def check_reward(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: lis
         rewards.close()
 
 
-def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> list[tuple[torch.device | None, list[Role]]]:
-    """Each device of a rank with its models, the actor's device first; None for a device that is missing."""
-    devices = [device, None if device is None else scoring_device(spec, device)]
-    return list(zip(devices, split_roles(spec, roles), strict=False))
+def _device_memory(
+    spec: RunSpec, shapes: Mapping[str, Shape], device: torch.device | None, text_tokens: int, device_bytes: int
+) -> list[DeviceMemory]:
+    """Each device of a rank, the actor's first."""
+    here = device if not device_bytes else None
+    gpu = device_bytes or _gpu_bytes(spec, device)
+    devices = {"training": here, "scoring": None if here is None else scoring_device(spec, here)}
+    places = [(devices.get(one.group), one) for one in rank_devices(spec, shapes, gpu, text_tokens)]
+    return [DeviceMemory(place, one, gpu if place is None else _available(place, spec)) for place, one in places]
 
 
-def _device_memory(spec: RunSpec, device: torch.device | None, roles: list[Role], text_tokens: int) -> DeviceMemory:
-    gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
-    memory = memory_items(spec, roles, decode_slots(spec), text_tokens, gpu)
-    return DeviceMemory(device, memory, _available(device, spec))
+def _gpu_bytes(spec: RunSpec, device: torch.device | None) -> int:
+    """Total memory of the run's GPU; 0 if it is trained on a CPU."""
+    if device is not None:
+        return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
+    return 0 if spec.resources.kind == "cpu" else ASSUMED_GPU_BYTES  # `select_device` lacks no CPU
 
 
-def _available(device: torch.device | None, spec: RunSpec) -> int:
-    """Free bytes for one rank; 0 without a device."""
-    if device is None:
-        return 0
+def _available(device: torch.device, spec: RunSpec) -> int:
+    """Free bytes for one rank."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available) // spec.resources.ranks_per_node
 
 
-def _check_memory(device: DeviceMemory, spec: RunSpec) -> None:
-    if device.needed > device.available:
-        listed = ", ".join(f"{item.name} {mib(item.size)}" for item in device.items[:4])
-        here = spec.resources.ranks_per_node
-        subject = "the run takes" if here == 1 else f"each of the {here} processes on this machine takes"
-        where = f" of {device.device}" if spec.resources.scoring_devices else ""
-        raise PreflightError(
-            f"{subject} about {mib(device.needed)} of memory{where}, {mib(device.available)} are free; most of it: {listed}."
-            f" Remedy: {MEMORY_REMEDY}"
-        )
+def _check_memory(spec: RunSpec, estimate: Callable[[RunSpec], list[DeviceMemory]], findings: Findings) -> None:
+    """Record an error for each device whose memory is too small, with the settings that make it fit."""
+    short = [device for device in findings.memory if not device.fits]
+    if short:
+        excess = partial(_largest_excess, estimate)
+        findings.remedy = find_remedy(spec, excess, 0)
+    findings.errors += [PreflightError(_shortage(spec, device, findings.remedy)) for device in short]
+
+
+def _largest_excess(estimate: Callable[[RunSpec], list[DeviceMemory]], spec: RunSpec) -> int:
+    """Bytes by which the fullest device exceeds what it has; negative where all fit."""
+    return max(device.needed - device.available for device in estimate(spec))
+
+
+def _shortage(spec: RunSpec, device: DeviceMemory, remedy: Mapping[str, Any] | None) -> str:
+    listed = ", ".join(f"{item.name} {mib(item.size)}" for item in device.items[:4])
+    here = spec.resources.ranks_per_node
+    subject = "the run takes" if here == 1 else f"each of the {here} processes on this machine takes"
+    if device.device is None:
+        subject = f"each {device.planned.group} device takes"
+    where = f" of {device.device}" if spec.resources.scoring_devices and device.device is not None else ""
+    has = f"it has {mib(device.available)}" if device.device is None else f"{mib(device.available)} are free"
+    settings = ", ".join(f"{path}: {json.dumps(value)}" for path, value in remedy.items()) if remedy else ""
+    return (
+        f"{subject} about {mib(device.needed)} of memory{where}, {has}; most of it: {listed}."
+        f" Remedy: {f'set {settings}' if settings else MEMORY_REMEDY}"
+    )
 
 
 def _check_disk(spec: RunSpec, checkpoint: int, out: Path) -> None:

@@ -24,17 +24,27 @@ CONFIG_ALIASES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
+# Model types whose config.json has `intermediate_size`, and whose feed-forward part is not gated.
+UNGATED = frozenset({"gpt_neox", "nemotron", "phi", "starcoder2"})
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """Sizes in a config.json: layers, hidden width, vocabulary, longest sequence, and numbers cached per token."""
+    """Sizes in a config.json: layers, hidden width, vocabulary, longest sequence, and numbers cached per token.
+
+    `heads`: of queries. `inner_width`: of the feed-forward part, with experts of those that a token uses. `gated`: whether that
+    part is gated.
+    """
 
     layers: int
     width: int
     vocab: int
     context: int
     cached: int
+    heads: int
+    head_width: int
+    inner_width: int
+    gated: bool
 
 
 class ModelFolderError(ValueError):
@@ -179,10 +189,12 @@ def config_sizes(config: dict[str, Any]) -> ConfigSizes | None:
     """The sizes of a config.json, ours or Hugging Face's; None if one is missing or no whole number."""
     if config.get("model_type") == TINY:
         tiny = config.get("architecture")
-        names = ("layers", "hidden", "vocab", "context")
+        names = ("layers", "hidden", "vocab", "context", "heads")
         values = [_whole(tiny.get(name)) if isinstance(tiny, dict) else 0 for name in names]
-        layers, width, vocab, context = values
-        return ConfigSizes(layers, width, vocab, context, 2 * layers * width) if all(values) else None
+        if not all(values):
+            return None
+        layers, width, vocab, context, heads = values
+        return ConfigSizes(layers, width, vocab, context, 2 * layers * width, heads, width // heads, 4 * width, gated=False)
     nested = config.get("text_config")
     sizes: dict[str, Any] = nested if isinstance(nested, dict) and nested else config
     layers, width, heads, context = (
@@ -193,7 +205,12 @@ def config_sizes(config: dict[str, Any]) -> ConfigSizes | None:
         return None
     kv_heads = _whole(sizes.get("num_key_value_heads")) or heads
     head_width = _whole(sizes.get("head_dim")) or width // heads
-    return ConfigSizes(layers, width, vocab, context, 2 * layers * kv_heads * head_width)
+    inner = _whole(sizes.get("moe_intermediate_size")) or _whole(sizes.get("intermediate_size"))
+    inner *= _whole(sizes.get("num_experts_per_tok")) or 1
+    gated = bool(inner) and sizes.get("model_type") not in UNGATED
+    inner = inner or _whole(sizes.get("n_inner")) or 4 * width
+    cached = 2 * layers * kv_heads * head_width
+    return ConfigSizes(layers, width, vocab, context, cached, heads, head_width, inner, gated)
 
 
 def _whole(value: object) -> int:

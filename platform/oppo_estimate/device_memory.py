@@ -30,37 +30,56 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """Estimated memory of `count` equal devices: roles, and items, the largest first. `fixed`: bytes that no setting changes."""
+    """Estimated memory of `count` equal devices: roles, and items, the largest first. `fixed`: bytes that no setting changes.
+
+    `group`: `training` (the actor's devices), `scoring` or `decoding`.
+    """
 
     roles: tuple[str, ...]
     count: int
     items: list[Item]
     fixed: int = 0
+    group: str = "training"
 
     @property
     def needed(self) -> int:
         """Estimated total of one of them, bytes."""
         return sum(item.size for item in self.items)
 
+    @property
+    def vllm(self) -> int:
+        """Bytes of it that are vLLM's own: its weights and KV caches, of the actor and of reward models that it serves."""
+        return sum(item.size for item in self.items if item.name.startswith("vLLM") or item.name.endswith(": vLLM"))
+
 
 def planned_devices(spec: RunSpec, shapes: Mapping[str, Shape], host: Host, transformers: bool) -> list[PlannedDevice]:
     """The run's devices, the actor's first. `transformers`: whether a model is not of our own architecture."""
-    roles, slots = build_roles(spec, shapes), decode_slots(spec)
-    if not host.gpu:
-        items, processes = memory_items(spec, roles, slots), _process_items(spec, host.cores, transformers)
-        ranks = spec.resources.ranks_per_node
-        items = sorted((_times(item, ranks) for item in [*items, *processes]), key=lambda item: -item.size)
-        names = tuple(role.name for role in roles)
-        return [PlannedDevice(names, spec.resources.nodes, items, ranks * sum(item.size for item in processes))]
-    ranks = spec.resources.ranks
+    if host.gpu:
+        return rank_devices(spec, shapes, host.memory)
+    (rank,) = rank_devices(spec, shapes)
+    processes, ranks = _process_items(spec, host.cores, transformers), spec.resources.ranks_per_node
+    items = sorted((_times(item, ranks) for item in [*rank.items, *processes]), key=lambda item: -item.size)
+    return [PlannedDevice(rank.roles, spec.resources.nodes, items, ranks * sum(item.size for item in processes))]
+
+
+def rank_devices(spec: RunSpec, shapes: Mapping[str, Shape], gpu: int = 0, text_tokens: int = 0) -> list[PlannedDevice]:
+    """The devices of a rank, which has as many on each; the actor's first, vLLM's own last.
+
+    Args:
+        gpu: total memory of each in bytes; 0: the rank has a part of a CPU.
+        text_tokens: tokens of the pretraining texts (`ppo.pretraining`).
+    """
+    roles, slots, resources = build_roles(spec, shapes), decode_slots(spec), spec.resources
     devices = [
-        PlannedDevice(tuple(role.name for role in own), ranks, memory_items(spec, own, slots, gpu=host.memory))
-        for own in split_roles(spec, roles)
+        PlannedDevice(
+            tuple(role.name for role in own), resources.ranks, memory_items(spec, own, slots, text_tokens, gpu), group=group
+        )
+        for group, own in zip(("training", "scoring"), split_roles(spec, roles) if gpu else [roles], strict=False)
     ]
-    if decoding := spec.resources.decoding_devices:
+    if gpu and resources.decoding_devices:
         share = spec.rollout.vllm_memory_share
-        item = Item("vLLM: weights and KV cache", int(share * host.memory), f"{share} of the GPU's {host.memory:,} B")
-        devices.append(PlannedDevice(("vLLM",), decoding * spec.resources.nodes, [item]))
+        item = Item("vLLM: weights and KV cache", int(share * gpu), f"{share} of the GPU's {gpu:,} B")
+        devices.append(PlannedDevice(("vLLM",), resources.decoding_devices * resources.nodes, [item], group="decoding"))
     return devices
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from oppo_contract.spec import RunSpec
+from oppo_estimate.activations import Activations, block_bytes, norm_bytes
 from oppo_estimate.items import Item, Role, dtype_bytes_of
 from oppo_estimate.shapes import Shape
 from oppo_estimate.sharded_memory import largest_pass, sharded_items
@@ -18,11 +19,6 @@ TOKEN_BYTES = 8
 HEAD_SLICE = 512
 # Weights on their way to vLLM in another process are sent in packs of about this size; two packs exist at a time.
 PACK_BYTES = 1 << 28
-# Values saved for the backward pass per token, layer and unit of width, by `training.recompute`: inputs and outputs of attention
-# and feed-forward part. Counted in the shapes of Qwen 2.5 (oppo_bench.engine.live_bytes): 32, 16 and 1.
-ACTIVATIONS_PER_UNIT = {"off": 34, "head": 34, "selective": 17, "full": 1}
-# Values per token and unit of width while one block is recomputed and its gradients are computed.
-RECOMPUTED_PER_UNIT = {"selective": 30, "full": 44}
 # Logits, their log-softmax and its gradient, per token and vocabulary entry; twice that if the entropy has a gradient. Counted.
 LOGITS_PER_ENTRY = 3
 # A sampling round per row and vocabulary entry: tempered logits, log-probs and probabilities, and their float64 cumulative sum.
@@ -47,8 +43,9 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items = [item for role in roles for item in _role_items(spec, role, slots, columns, gpu)]
     if spec.training.shards_weights:
-        activations = {role.name: _activations(role, spec, dtype_bytes) for role in roles if role.trained}
-        transient = [largest_pass(spec, _local(spec, roles), activations, bool(gpu))]
+        updates = {role.name: _activations(role, spec, dtype_bytes) for role in roles if role.trained}
+        logprobs = [_proximal_pass(role, spec, dtype_bytes) for role in roles if role.name == "actor"]
+        transient = [largest_pass(spec, _local(spec, roles), updates, logprobs, bool(gpu))]
     else:
         transient = [_transient(role, spec, dtype_bytes, bool(gpu)) for role in roles if role.trained]
     for actor in (role for role in roles if role.name == "actor"):
@@ -223,7 +220,7 @@ def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Ite
 
     The temporary is the square root of every second moment; a GPU's fused kernel has none.
     """
-    activations = _activations(role, spec, dtype_bytes)
+    activations = _update_pass(role, spec, dtype_bytes)
     temporary = 0 if on_gpu else max(4, dtype_bytes)
     if role.trained * temporary <= activations.size:
         return activations
@@ -231,26 +228,53 @@ def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Ite
     return Item(f"{role.name}: the optimizer's step", role.trained * temporary, arithmetic)
 
 
-def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
-    """Activations of the retained passes, with the logits or one recomputed block: the two do not exist at the same time."""
+def _update_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
+    """The larger of an update's activations and of a pass of the proximal log-probs."""
+    held = _activations(role, spec, dtype_bytes)
+    update = Item(f"{role.name}: activations", held.size, held.arithmetic)
+    return max(update, _proximal_pass(role, spec, dtype_bytes), key=lambda item: item.size)
+
+
+def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Activations:
+    """Activations of the retained passes, and of the head's or one block's backward pass: these two follow each other."""
     shape, recompute = role.shape, spec.training.recompute
     tokens, bound = pass_tokens(spec)
-    unit, passes = ACTIVATIONS_PER_UNIT[recompute], _retained_passes(spec)
-    saved = passes * tokens * shape.layers * shape.width * unit * dtype_bytes
-    arithmetic = f"{passes * tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
-    per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
-    with_logits = passes * tokens if recompute == "off" else min(tokens, HEAD_SLICE)
-    logits = with_logits * shape.vocab * per_entry if role.name == "actor" else 0
-    block = tokens * shape.width * RECOMPUTED_PER_UNIT.get(recompute, 0) * dtype_bytes
-    if logits > block:
-        arithmetic += f" + {with_logits:,} × {shape.vocab:,} × {per_entry} B"
-    elif block:
-        arithmetic += f" + {tokens:,} × {shape.width:,} × {RECOMPUTED_PER_UNIT[recompute]} × {dtype_bytes} B"
-    passed = f"{tokens:,} tokens a pass: {bound}"
-    if passes > 1:
-        passed = f"{passes} passes of {passed}"
-    update = Item(f"{role.name}: activations", saved + max(logits, block), f"{arithmetic} ({passed})")
-    return max(update, _proximal_pass(role, spec, dtype_bytes), key=lambda item: item.size)
+    passes, block = _retained_passes(spec), block_bytes(shape, recompute, dtype_bytes)
+    per_token, matrix = block.recomputed + block.gradients, shape.feed_forward * shape.width
+    head, head_words = _head(role, spec, passes * tokens, min(tokens, HEAD_SLICE), dtype_bytes)
+    saved = f"{passes * tokens:,} tokens × {shape.layers} × {block.saved:,} B"
+    passed = f"({f'{passes} passes of ' if passes > 1 else ''}{tokens:,} tokens a pass: {bound})"
+    return Activations(
+        saved=passes * tokens * shape.layers * block.saved,
+        layer=passes * tokens * block.saved,
+        head=head,
+        # The gradient of a block's largest matrix exists before it is added to the sum of all passes.
+        block=tokens * per_token + matrix * dtype_bytes,
+        tied=shape.vocab * shape.width * dtype_bytes if role.is_language_model and shape.tied is not False else 0,
+        head_arithmetic=f"{saved} + {head_words} {passed}",
+        block_arithmetic=f"{saved} + {tokens:,} × {per_token:,} B + {matrix:,} × {dtype_bytes} B {passed}",
+    )
+
+
+def _head(role: Role, spec: RunSpec, tokens: int, sliced: int, dtype_bytes: int) -> tuple[int, str]:
+    """Bytes while the head's gradient is computed, and their arithmetic. `sliced`: tokens of a slice where it is recomputed."""
+    shape, recomputes = role.shape, spec.training.recompute != "off"
+    # The last norm, and a copy of the states that predict response tokens.
+    states = norm_bytes(shape, dtype_bytes) + shape.width * dtype_bytes
+    size, words = tokens * states, f"{tokens:,} × {states:,} B"
+    if not role.is_language_model:
+        return size, words
+    rows, per_entry = sliced if recomputes else tokens, _logit_bytes(spec, dtype_bytes)
+    size, words = size + rows * shape.vocab * per_entry, f"{words} + {rows:,} × {shape.vocab:,} × {per_entry} B"
+    if recomputes:  # the head's gradient, to which the slices are added
+        size += shape.vocab * shape.width * dtype_bytes
+        words += f" + {shape.vocab:,} × {shape.width:,} × {dtype_bytes} B"
+    return size, words
+
+
+def _logit_bytes(spec: RunSpec, dtype_bytes: int) -> int:
+    """Bytes per token and vocabulary entry while the gradient of log-probs is computed."""
+    return LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
 
 
 def _proximal_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:

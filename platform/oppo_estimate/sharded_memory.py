@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oppo_contract.spec import RunSpec
+from oppo_estimate.activations import Activations
 from oppo_estimate.items import Item, Role, dtype_bytes_of
 
 
@@ -43,29 +44,57 @@ def sharded_items(spec: RunSpec, role: Role) -> Iterator[Item]:
         yield Item(f"{role.name}: optimizer", role.trained * 2 * stored // ranks, f"{trained} × {2 * stored} B")
 
 
-def largest_pass(spec: RunSpec, roles: list[Role], activations: dict[str, Item], on_gpu: bool) -> Item:
-    """The largest of all roles' passes and optimizer steps. `activations`: of the trained roles, by name."""
-    return max(
-        (item for role in roles for item in _passes(spec, role, activations.get(role.name), on_gpu)), key=lambda item: item.size
-    )
+def largest_pass(
+    spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool
+) -> Item:
+    """The largest of all roles' passes and optimizer steps, with the weights that are gathered for it.
+
+    Args:
+        updates: activations of the trained roles, by name.
+        logprobs: of the passes of the proximal log-probs.
+    """
+    passes = [item for role in roles for item in _passes(spec, role, updates.get(role.name), on_gpu)]
+    for role in (role for role in roles if role.name == "actor"):
+        words, size = _gathered(units_of(role), dtype_bytes_of(spec))
+        passes += [Item(item.name, item.size + size, f"{item.arithmetic} + {words}") for item in logprobs]
+    return max(passes, key=lambda item: item.size)
 
 
-def _passes(spec: RunSpec, role: Role, activations: Item | None, on_gpu: bool) -> Iterator[Item]:
-    u, d = units_of(role), dtype_bytes_of(spec)
-    reduced = max(4, d)  # gradients are summed over the ranks in float32
-    # A gathered unit is copied from the buffer that received it.
+def _gathered(u: Units, d: int) -> tuple[str, int]:
+    """Weights that a pass without gradients gathers: a unit is copied from the buffer that received it, the head as well."""
     unit = max(u.embedding, u.block)
     if u.root > 2 * unit:
-        yield Item(f"{role.name}: a pass", 2 * u.root * d, f"2 × {u.root:,} × {d} B: the gathered head")
-    else:
-        yield Item(
-            f"{role.name}: a pass", (u.root + 2 * unit) * d, f"({u.root:,} + 2 × {unit:,}) × {d} B: the head and a gathered unit"
-        )
-    if activations is None:
+        return f"2 × {u.root:,} × {d} B: the gathered head", 2 * u.root * d
+    return f"({u.root:,} + 2 × {unit:,}) × {d} B: the head and a gathered unit", (u.root + 2 * unit) * d
+
+
+def _passes(spec: RunSpec, role: Role, update: Activations | None, on_gpu: bool) -> Iterator[Item]:
+    u, d = units_of(role), dtype_bytes_of(spec)
+    words, size = _gathered(u, d)
+    yield Item(f"{role.name}: a pass", size, words)
+    if update is None:
         return
-    size = activations.size + (u.root + u.block) * d
-    words = f"{activations.arithmetic} + ({u.root:,} + {u.block:,}) × {d} B: the head and a block"
-    yield Item(f"{role.name}: activations", size, words)
+    yield from _update_items(role, u, update, d)
+    if not on_gpu:
+        shard, reduced = role.trained // spec.resources.ranks, max(4, d)
+        yield Item(f"{role.name}: the optimizer's step", shard * reduced, f"{shard:,} × {reduced} B")
+
+
+def _update_items(role: Role, u: Units, update: Activations, d: int) -> Iterator[Item]:
+    """The moments of a backward pass that may be its largest: weights, their gradients, and activations.
+
+    Gradients are summed over the ranks in float32 at least, in a buffer that exists until the next unit's gradients are ready.
+    """
+    reduced = max(4, d)
+    name, words = f"{role.name}: activations", f"({u.root:,} + {u.block:,}) × {d} B: weights of the head and a block"
+    yield Item(name, update.saved + update.head + (u.root + u.block) * d, f"{update.head_arithmetic} + {words}")
+    # While a block's gradients are computed, the weights of the next one are gathered.
+    words = f"{u.root:,} × {2 * d} B: weights and gradients of the head; {u.block:,} × {2 * d} B: weights of two blocks"
+    first = update.saved + update.block + (u.root + u.block) * 2 * d
+    second = first - update.layer + u.block * reduced
+    if second > first:
+        words += f"; {u.block:,} × {reduced} B: the gradients of another; less {update.layer:,} B of its activations"
+    yield Item(name, max(first, second), f"{update.block_arithmetic} + {words}")
     ends = {
         f"{u.root:,} × {2 * d + reduced} B: the head": u.root * (2 * d + reduced),
         f"{u.root:,} × {reduced} B + {u.embedding:,} × {2 * d} B: head and embedding": u.root * reduced + u.embedding * 2 * d,
@@ -75,6 +104,3 @@ def _passes(spec: RunSpec, role: Role, activations: Item | None, on_gpu: bool) -
     }
     words, size = max(ends.items(), key=lambda end: end[1])
     yield Item(f"{role.name}: gradients of a unit", size, words)
-    if not on_gpu:
-        shard = role.trained // spec.resources.ranks
-        yield Item(f"{role.name}: the optimizer's step", shard * reduced, f"{shard:,} × {reduced} B")

@@ -244,7 +244,7 @@ def test_average_and_texts_are_counted(world: Any, tmp_path: Path, dtype: str) -
 
 def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> None:
     spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
-    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    shape = Shape(10**6, 2, 16, 40, 96, 64, inner_width=64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
     by_name = {item.name: item for item in memory_items(spec, roles, 9, gpu=80 * 2**30)}
     assert by_name["actor: gradients"].size == 4 * 10**6, "they are summed in float32"
@@ -264,7 +264,7 @@ def test_estimate_counts_gpu_libraries_and_optimizer_temporaries(world: Any) -> 
 
 
 def test_estimate_counts_what_vllm_takes(world: Any) -> None:
-    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    shape = Shape(10**6, 2, 16, 40, 96, 64, inner_width=64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
     spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
     by_name = {item.name: item for item in memory_items(spec, roles, 9, gpu=80 * 2**30)}
@@ -296,7 +296,7 @@ def test_estimate_counts_what_vllm_takes(world: Any) -> None:
 
 def test_estimate_counts_the_evaluation_and_the_heads_in_float32(world: Any) -> None:
     """More rows are evaluated together than are in flight; a CPU multiplies by a float32 copy of a frozen bfloat16 head."""
-    shape = Shape(10**6, 2, 16, 1000, 96, 64)
+    shape = Shape(10**6, 2, 16, 1000, 96, 64, inner_width=64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape)]
     many = {"rollout": {"max_prompt_tokens": 16, "max_new_tokens": 16}, "evaluation": {"prompts": "p.jsonl", "count": 512}}
     items = {item.name: item.arithmetic for item in memory_items(world.spec(many), roles, 9)}
@@ -351,7 +351,7 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
     def sizes(stage: int, on_gpu: bool = False, **training: Any) -> dict[str, int]:
         changes = {"resources": {"nodes": 2, "devices": 2, "dtype": "bfloat16"}}
         spec = world.spec(changes, {"training": {"backend": "deepspeed", "zero_stage": stage} | training})
-        role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
+        role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64, inner_width=64), 10**6)
         return {item.name: item.size for item in memory_items(spec, [role], 9, gpu=80 * 2**30 if on_gpu else 0)}
 
     assert [sizes(stage)["actor: gradients"] for stage in (1, 2)] == [4 * 10**6, 2 * 10**6]
@@ -362,7 +362,7 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
 
 def test_a_rank_keeps_its_part_of_what_fsdp2_cuts_up(world: Any) -> None:
     changes = {"resources": {"kind": "cpu", "processes": 2, "dtype": "bfloat16"}, "training": {"backend": "fsdp2"}}
-    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    shape = Shape(10**6, 2, 16, 40, 96, 64, inner_width=64)
     roles = [Role("actor", shape, 10**6), Role("reward 1", shape), Role("reference", shape), Role("critic", shape, 10**6)]
     sizes = {item.name: item.size for item in memory_items(world.spec(changes), roles, 9)}
     decoding = {"actor: weights", "actor: keys and values", "actor: sampling"}
