@@ -12,7 +12,7 @@ from oppo_contract.spec import RunSpec
 from oppo_estimate.activations import Activations, block_bytes, norm_bytes
 from oppo_estimate.items import Item, Role, dtype_bytes_of
 from oppo_estimate.shapes import Shape
-from oppo_estimate.sharded_memory import largest_pass, sharded_items
+from oppo_estimate.sharded_memory import checkpoint_copies, largest_pass, sharded_items
 
 TOKEN_BYTES = 8
 # Hidden states whose logits exist at one time where activations are recomputed: 0.3 GB in float32 for a vocabulary of 152,000.
@@ -85,6 +85,8 @@ def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -
         if name == "actor":
             yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B (for decoding)")
         yield from sharded_items(spec, role)
+        if role.trained and not gpu:
+            yield checkpoint_copies(spec, role)
     elif role.own:
         yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B")
     frozen_head = name == "reference" or (name == "actor" and spec.models.lora is not None)

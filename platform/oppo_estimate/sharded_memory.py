@@ -44,6 +44,20 @@ def sharded_items(spec: RunSpec, role: Role) -> Iterator[Item]:
         yield Item(f"{role.name}: optimizer", role.trained * 2 * stored // ranks, f"{trained} × {2 * stored} B")
 
 
+def checkpoint_copies(spec: RunSpec, role: Role) -> Item:
+    """Copies in main memory of what a trained role saves, while a checkpoint is written in the background.
+
+    Moments and float32 masters; the critic's weights too, of which each rank has its shards, and the actor's, on the first rank.
+    """
+    ranks, dtype_bytes = spec.resources.ranks, dtype_bytes_of(spec)
+    stored, is_actor = max(4, dtype_bytes), role.name == "actor"
+    per_weight = stored * (2 + (stored > dtype_bytes) + (not is_actor))
+    size, words = role.trained * per_weight // ranks, f"{role.trained:,} ÷ {ranks} ranks × {per_weight} B"
+    if is_actor and role.trained == role.shape.weights:  # adapters are written at once
+        size, words = size + role.trained * dtype_bytes, f"{words} + {role.trained:,} × {dtype_bytes} B"
+    return Item(f"{role.name}: copies for a checkpoint", size, words)
+
+
 def largest_pass(
     spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool
 ) -> Item:
