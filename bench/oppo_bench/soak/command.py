@@ -90,6 +90,7 @@ class Soak:
         del self.calls["submit_run"]  # timed where the runs are submitted
         self.history, self.taken, self.runs = verdict.History(), Taken(), list[int]()
         self.faults: list[str] = []
+        self.behind = 0  # runs that had not ended when the time was up
         self._port, self._lasting = urlsplit(os.environ["DATABASE_URL"]).port or 5432, dict[str, set[int]]()
         self._start = time.monotonic()
 
@@ -115,13 +116,22 @@ class Soak:
         from oppo_platform.runs.models import Run
 
         try:
-            wait_for(lambda: self.running.ended(self.runs) == len(self.runs), "the last runs' ends", DRAINED_S)
+            self._wait_for_ends()
             wait_for(lambda: counted_all(self.runs), "the runs' data to be counted", DRAINED_S)
         except Failure as failure:
             self.faults.append(f"{failure.message} The worker does not keep up, or the machine is busy.")
         bad = Run.objects.filter(pk__in=self.runs).exclude(state="succeeded")
         self.faults += [f"run {run.pk}: {run.state}, {run.reason}" for run in bad]
         self.faults += [f"{fault} ({count} ×)" for fault, count in self.pages.faults.items()]
+
+    def _wait_for_ends(self) -> None:
+        """Wait until every run has ended, as long as some still do: a machine that others use too may have fallen behind."""
+        ended = self.running.ended(self.runs)
+        self.behind = len(self.runs) - ended
+        while ended < len(self.runs):
+            before = ended
+            wait_for(lambda: self.running.ended(self.runs) > before, "the next run's end", DRAINED_S)  # noqa: B023 - called at once
+            ended = self.running.ended(self.runs)
 
     def _hour(self) -> float:
         return (time.monotonic() - self._start) / 3600
@@ -242,7 +252,7 @@ def main() -> int:
     calls = [verdict.call_trend(name, taken, hours) for name, taken in soak.taken.items()]
     settings: dict[str, Any] = {
         "hours": hours, "runs": len(soak.runs), "runs_per_hour": USUAL_RUNS_PER_HOUR * TIMES_USUAL, "steps": STEPS,
-        "tabs": PAGES, **soak.pages.counts,
+        "tabs": PAGES, "behind": soak.behind, **soak.pages.counts,
     }  # fmt: skip
     wrong = verdict.complaints(trends, calls, size, soak.faults)
     verdict.show(trends, calls, size)
