@@ -126,12 +126,9 @@ class Soak:
 
     def _wait_for_ends(self) -> None:
         """Wait until every run has ended, as long as some still do: a machine that others use too may have fallen behind."""
-        ended = self.running.ended(self.runs)
-        self.behind = len(self.runs) - ended
-        while ended < len(self.runs):
-            before = ended
-            wait_for(lambda: self.running.ended(self.runs) > before, "the next run's end", DRAINED_S)  # noqa: B023 - called at once
-            ended = self.running.ended(self.runs)
+        self.behind = len(self.runs) - self.running.ended(self.runs)
+        while (ended := self.running.ended(self.runs)) < len(self.runs):
+            wait_for(lambda seen=ended: self.running.ended(self.runs) > seen, "the next run's end", DRAINED_S)
 
     def _hour(self) -> float:
         return (time.monotonic() - self._start) / 3600
