@@ -148,9 +148,9 @@ class Machine:
         return 2 * self.devices.collectives_us(count, costs.trained_bytes)
 
     def hand_over_us(self) -> float:
-        """Gathering the trained weights into the decoder's copy."""
+        """Gathering the actor's weights into the decoder's copy, in the precision of a pass."""
         costs = self.devices.costs.actor
-        return self.devices.collectives_us(self.world, costs.trained_bytes, costs.units)
+        return self.devices.collectives_us(self.world, costs.gathered_bytes, costs.units)
 
     def tokens(self, lengths: Rows[int]) -> int:
         """Tokens of the rows, with padding where the devices pad."""

@@ -50,7 +50,7 @@ class Reading(Part):
     pass_us: Cost = Field(0.0, description="A pass, however few tokens it has.")
     token_us: Cost = Field(description="A token.")
     parallel: Parallel = 1.0
-    gathered_bytes: Bytes = Field(0.0, description="Weights that a pass gathers if they are sharded over the ranks.")
+    gathered_bytes: Bytes = Field(0.0, description="Weights that a pass, and the decoder, gather if they are sharded over the ranks.")
     units: int = Field(1, ge=1, description="Parts of the model whose weights are gathered one after another.")
 
 
@@ -59,7 +59,7 @@ class Training(Reading):
 
     backward_us: Cost = Field(description="Backward pass, a token.")
     optimizer_us: Cost = Field(0.0, description="One optimizer step.")
-    trained_bytes: Bytes = Field(0.0, description="Gradients that the ranks sum, and trained weights that the decoder gets.")
+    trained_bytes: Bytes = Field(0.0, description="Gradients that the ranks sum.")
 
 
 class Costs(Part):

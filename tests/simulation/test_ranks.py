@@ -200,7 +200,7 @@ def test_communication_adds_what_the_description_says(virtual: Virtual) -> None:
     silent, linked = (windows(virtual({}, [3, 5], FSDP, devices=together(2, ranks, **costs)))[0] for ranks in (Ranks(), LINKS))
     # As without FSDP2, and one forward pass more: its graph is not retained for the update.
     assert silent == pytest.approx(8200 + 300)
-    rounds, hand_over = 5 * 10, 100 + 4 * 10
+    rounds, hand_over = 5 * 10, 50 + 4 * 10
     actor = 2 * (50 + 40) / 4 + (150 + 80) / 4
     # The other models gather nothing, in one collective a pass and two a backward pass, and have one unit.
     others = 3 * 10 + 10 + 2 * 10
@@ -216,7 +216,7 @@ def test_whole_weights_reduce_gradients_once_an_optimizer_step(virtual: Virtual)
 
 @pytest.mark.parametrize(("backend", "hand_overs"), [({}, 0), (FSDP, 3)])
 def test_new_weights_are_handed_over_once_a_ppo_step(backend: dict[str, Any], hand_overs: int, virtual: Virtual) -> None:
-    devices = together(2, LINKS, actor={"trained_bytes": 200_000, "units": 4})
+    devices = together(2, LINKS, actor={"gathered_bytes": 200_000, "units": 4})
     engine = virtual({}, [3, 5, 4], {"steps": 3, "ppo": {"mini_batches": 2, "epochs": 2}}, backend, devices=devices)
     list(steps_of(engine))
     assert isinstance(engine.journal, MemoryJournal)
