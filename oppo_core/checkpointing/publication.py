@@ -80,7 +80,7 @@ def needed_bytes(engine: Engine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The parts of `world` ranks but the first, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
+    """The other ranks' parts, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
 
     world: int
     given_up: threading.Event

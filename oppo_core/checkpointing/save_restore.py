@@ -4,8 +4,9 @@ Scorer caches are not saved: after each checkpoint the scorers get every sequenc
 too, so resuming from a scheduled checkpoint is bit-equal. A checkpoint within a step keeps tokens, log-probs and versions; the
 resumed run prefills them again and is equal up to rounding.
 
-All ranks write one checkpoint in a shared folder: each one its shards of sharded tensors, and each but rank 0 its own sequences in a
-subfolder (`rank_dir`). Rank 0 publishes it (`checkpointing/publication.py`). Any number of ranks can resume it (`checkpointing/rank_states.py`).
+All ranks write one checkpoint in a shared folder: each one its shards of sharded tensors, and each but rank 0 its own sequences
+in a subfolder (`rank_dir`). Rank 0 publishes it (`checkpointing/publication.py`). Any number of ranks can resume it
+(`checkpointing/rank_states.py`).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class PendingWeights:
         hook = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(sharded)}
         kind = type(plain.__name__, (plain,), hook)
         with _explained(self.path):
-            # Without a `device_map`, for which transformers would first allocate the whole model: shards go to their mesh's device.
+            # A `device_map` would make transformers allocate the whole model first. Shards go to the device of their mesh.
             _load_weights(kind, self.path, self.config, self.dtype, distributed_config=DistributedConfig())
         if self.device.type != "cpu":
             network.model.to(self.device)  # its buffers

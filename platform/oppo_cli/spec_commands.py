@@ -28,11 +28,15 @@ def spec() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--deep", is_flag=True, help="Also check models, prompts, reward, memory and disk on this machine.")
 @click.option(
-    "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Root folder of model and prompt ids, for --deep. Repeatable.",
 )
 @click.option(
-    "--device-gib", type=click.FloatRange(min=0, min_open=True),
+    "--device-gib",
+    type=click.FloatRange(min=0, min_open=True),
     help="For --deep: estimate for GPUs with this much memory, which are elsewhere. Default: the GPUs here, or where there are"
     " none, for a run on GPUs, 80.",
 )

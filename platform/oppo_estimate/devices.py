@@ -50,7 +50,7 @@ class Reading(Part):
     pass_us: Cost = Field(0.0, description="A pass, however few tokens it has.")
     token_us: Cost = Field(description="A token.")
     parallel: Parallel = 1.0
-    gathered_bytes: Bytes = Field(0.0, description="Weights that a pass, and the decoder, gather if they are sharded over the ranks.")
+    gathered_bytes: Bytes = Field(0.0, description="Sharded weights that a pass, and the decoder, gather.")
     units: int = Field(1, ge=1, description="Parts of the model whose weights are gathered one after another.")
 
 

@@ -58,9 +58,7 @@ def checkpoint_copies(spec: RunSpec, role: Role) -> Item:
     return Item(f"{role.name}: copies for a checkpoint", size, words)
 
 
-def largest_pass(
-    spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool
-) -> Item:
+def largest_pass(spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool) -> Item:
     """The largest of all roles' passes and optimizer steps, with the weights that are gathered for it.
 
     Args:

@@ -139,7 +139,7 @@ def test_another_rank_that_fails_is_named(draft: Draft) -> None:
 
 def test_a_silent_rank_is_named(draft: Draft) -> None:
     draft.start(0, longest_s=0.0)
-    with pytest.raises(CheckpointError, match="rank 1 has not written its part .*longest_silence_s"):
+    with pytest.raises(CheckpointError, match=r"rank 1 has not written its part .*longest_silence_s"):
         draft.writers[0].wait()
 
 
