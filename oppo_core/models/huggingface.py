@@ -7,7 +7,7 @@ current ids, which is wrong for chunks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,16 @@ from oppo_core.models.packed import Packed
 from oppo_core.models.transformers_cache import PassthroughLayer, WindowLayer, probe_cache_shape
 from oppo_core.models.upcast import output_in_float32
 
-if TYPE_CHECKING:
-    from oppo_core.models.huggingface_io import PendingWeights
+
+class PendingWeights(Protocol):
+    """Weights of a network on the meta device, to be read when it has been sharded."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device to read them to."""
+
+    def read(self, network: HuggingFaceNetwork) -> None:
+        """Read this rank's shards. Raises ModelFolderError if weights are missing."""
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -31,7 +39,7 @@ class HuggingFaceNetwork(nn.Module):
         super().__init__()
         self.model: Any = model
         self.own_head = own_head
-        self.pending: PendingWeights | None = None  # weights to read when the network has been sharded
+        self.pending: PendingWeights | None = None
         output_in_float32(own_head or getattr(model, "score", None) or model.get_output_embeddings())
         self.config = config = model.config
         self.context = supported.context_of(config)

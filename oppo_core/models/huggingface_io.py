@@ -79,13 +79,13 @@ def build_on_meta(path: str, head: Head, dtype: torch.dtype, device: torch.devic
             sample = _wrap(_prepare(_build(kind, few, dtype)), path, few, head, dtype)
     _verify(sample)
     network.attends_by_band, network.refuses_packing = sample.attends_by_band, sample.refuses_packing
-    network.pending = PendingWeights(path, config, dtype, device)
+    network.pending = FolderWeights(path, config, dtype, device)
     return network
 
 
 @dataclass(frozen=True, slots=True)
-class PendingWeights:
-    """Weights of a model that was built on the meta device and sharded."""
+class FolderWeights:
+    """Weights of a folder or a hub id: `PendingWeights`."""
 
     path: str
     config: PretrainedConfig
@@ -93,7 +93,6 @@ class PendingWeights:
     device: torch.device
 
     def read(self, network: HuggingFaceNetwork) -> None:
-        """Read this rank's shards. Raises ModelFolderError if weights are missing."""
         plain: Any = type(network.model)
 
         def sharded(*_: Any) -> Any:
