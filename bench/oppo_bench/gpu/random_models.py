@@ -64,7 +64,9 @@ class ModelSet:
         """Write the actor's weights beside its tokenizer, for vLLM, which reads a folder."""
         self.networks["actor"].model.save_pretrained(self.folder / "actor")
 
-    def load_model(self, spec: Any, head: str, roots: Any, dtype: Any, seed: int, lora: Any = None, device: Any = None) -> Any:
+    def load_model(
+        self, spec: Any, head: str, roots: Any, dtype: Any, seed: int, lora: Any = None, device: Any = None, sharded: bool = False
+    ) -> Any:
         """Replaces the engine's own function: returns the role's existing network."""
         role = Path(spec.path).name
         if lora is not None and role not in self._adapted:

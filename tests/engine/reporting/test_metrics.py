@@ -23,7 +23,7 @@ VALUES = {f"critic/{name}/{kind}" for name in ("returns", "values") for kind in 
     "critic/vf_explained_var"
 }
 # What drivers, torch and vLLM tell of a GPU (tests/engine/trace/test_gpu_stats.py, test_vllm_runs.py).
-ON_A_GPU = re.compile("nvml/|gpm/|perf/max_memory_|perf/mfu/|oppo/reward_cached_share")
+ON_A_GPU = re.compile("nvml/|gpm/|perf/max_memory_|perf/mfu/|perf/hand_over_gb|oppo/reward_cached_share")
 ROW = re.compile(r"^\|(?P<names>[^|]+)\|[^|]+\|[^|]+\|$")
 
 
