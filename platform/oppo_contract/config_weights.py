@@ -47,4 +47,3 @@ def weights_of_config(config: dict[str, Any], is_language_model: bool) -> int | 
     table = sizes.vocab * width
     head = width if not is_language_model else 0 if is_tied(config) else table
     return table + sizes.layers * block + width + head
-

@@ -44,9 +44,7 @@ def sharded_items(spec: RunSpec, role: Role) -> Iterator[Item]:
         yield Item(f"{role.name}: optimizer", role.trained * 2 * stored // ranks, f"{trained} × {2 * stored} B")
 
 
-def largest_pass(
-    spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool
-) -> Item:
+def largest_pass(spec: RunSpec, roles: list[Role], updates: dict[str, Activations], logprobs: list[Item], on_gpu: bool) -> Item:
     """The largest of all roles' passes and optimizer steps, with the weights that are gathered for it.
 
     Args:
