@@ -33,13 +33,13 @@ def spec() -> None:
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Root folder of model and prompt ids, for --deep. Repeatable.",
-)
+)  # fmt: skip
 @click.option(
     "--device-gib",
     type=click.FloatRange(min=0, min_open=True),
     help="For --deep: estimate for GPUs with this much memory, which are elsewhere. Default: the GPUs here, or where there are"
     " none, for a run on GPUs, 80.",
-)
+)  # fmt: skip
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="For --deep: write the figures to this file."
 )  # fmt: skip
