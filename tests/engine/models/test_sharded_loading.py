@@ -6,7 +6,7 @@ The ranks are torch's fake process group, which moves nothing: of eight ranks th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.model_io import load_model
 from oppo_core.models.tiny_transformer import Head
 from oppo_core.training.sharded_module import ShardedModule
-from tests.engine.models.architectures import ARCHITECTURES, VOCAB, WITHOUT_CLASSIFIER, write_folders
+from tests.engine.models.architectures import ARCHITECTURES, VOCAB, WITHOUT_CLASSIFIER
+from tests.engine.models.test_architectures import Folders
+from tests.engine.models.test_architectures import folders as folders  # the fixture
 
 WORLD, RANK = 8, 3
-Folders = Callable[[str], Path]
 # A mixture of experts chooses rows by values, which a model without weights does not have: it is loaded whole and then sharded.
 READ_WHOLE = {"mixtral", "gpt_oss"}
 ROLES: list[tuple[str, Head]] = [("actor", "lm"), ("actor", "scalar"), ("reward", "scalar")]
@@ -36,18 +37,6 @@ CASES = [
     (name, part, head) for name in ARCHITECTURES for part, head in ROLES if part == "actor" or name not in WITHOUT_CLASSIFIER
 ]
 TOKENS = torch.arange(3, 27)[None] % VOCAB, torch.arange(24)[None]
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    written: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in written:
-            written[name] = write_folders(name, tmp_path_factory.mktemp(name))
-        return written[name]
-
-    return folder
 
 
 @contextmanager
