@@ -65,8 +65,8 @@ def publish_draft(engine: Engine, folder: Path, score: float | None, write_part:
         engine.ranks.all_gather(str(draft).encode())
         write_part(engine, draft, draft)
         if isinstance(engine.writer, BackgroundWriter):
-            awaited = Awaited(engine.ranks.world, engine.writer.given_up, engine.spec.resources.longest_silence_s)
-            engine.writer.start(partial(_publish_described, failed.pop_all(), draft, folder, awaited), report)
+            others = OtherParts(engine.ranks.world, engine.writer.given_up, engine.spec.resources.longest_silence_s)
+            engine.writer.start(partial(_publish_described, failed.pop_all(), draft, folder, others), report)
             return
         engine.ranks.any(False)
         published = publish(draft, folder)
@@ -79,7 +79,7 @@ def needed_bytes(engine: Engine) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class OtherParts:
     """The other ranks' parts, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
 
     world: int
@@ -118,11 +118,11 @@ class Awaited:
         return entries
 
 
-def _publish_described(failed: ExitStack, draft: Path, folder: Path, awaited: Awaited, write: Write) -> Published:
+def _publish_described(failed: ExitStack, draft: Path, folder: Path, others: OtherParts, write: Write) -> Published:
     """In rank 0's thread."""
     with failed:
         write()
-        return publish(draft, folder, awaited.entries(draft, folder))
+        return publish(draft, folder, others.entries(draft, folder))
 
 
 def _report(engine: Engine, folder: Path, step: int, score: float | None, chunk: int, published: Published) -> None:

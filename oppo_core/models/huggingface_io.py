@@ -58,8 +58,8 @@ def load_huggingface(path: str, head: Head, dtype: torch.dtype) -> HuggingFaceNe
 def build_on_meta(path: str, head: Head, dtype: torch.dtype, device: torch.device) -> HuggingFaceNetwork:
     """A network without weights, for one that is sharded over the ranks: `pending` then reads this rank's shards to `device`.
 
-    A copy of its first layers with random weights is verified instead of it. A model that computes with the values of its
-    tokens, such as a mixture of experts, has no shapes without weights: it is loaded whole by `load_huggingface`.
+    A copy of its first layers with random weights is verified instead of it. A forward pass on the meta
+    device must be possible; a model for which it is not, such as a mixture of experts, is loaded whole by `load_huggingface`.
 
     Raises:
         ModelFolderError: as `load_huggingface`; missing weights are noticed when they are read.
@@ -98,7 +98,7 @@ class FolderWeights:
         def sharded(*_: Any) -> Any:
             return network.model
 
-        # Transformers calls this after it has built the model without weights, to shard it; it then reads what each weight needs.
+        # Transformers calls this to shard the model that it has built without weights, and then reads each weight's local part.
         hook = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(sharded)}
         kind = type(plain.__name__, (plain,), hook)
         with _explained(self.path):

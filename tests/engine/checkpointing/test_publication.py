@@ -1,4 +1,4 @@
-"""A checkpoint that is written in the background: as it was, whole, published once, whoever is ready first."""
+"""A checkpoint that is written in the background: as it was, whole, and published once, in any order of the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from oppo_core.checkpointing.atomic_dir import CheckpointError, DiskFullError, Published, new_draft, recover
 from oppo_core.checkpointing.background import BackgroundWriter
-from oppo_core.checkpointing.publication import Awaited, _describe_written, _publish_described, published_at_the_end
+from oppo_core.checkpointing.publication import OtherParts, _describe_written, _publish_described, published_at_the_end
 from oppo_core.checkpointing.save_restore import check_intact
 from oppo_core.distributed.process_group import RankError
 from oppo_core.models.tensor_files import save_weights
@@ -52,8 +52,8 @@ class Draft:
         if rank:
             writer.start(partial(_describe_written, self.path, rank, 1000), lambda _: None)
         else:
-            awaited = Awaited(WORLD, writer.given_up, longest_s)
-            writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, awaited), self.reports.append)
+            others = OtherParts(WORLD, writer.given_up, longest_s)
+            writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, others), self.reports.append)
 
     def left(self) -> list[str]:
         return [path.name for path in self.folder.parent.iterdir()]
