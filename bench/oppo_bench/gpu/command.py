@@ -18,7 +18,7 @@ import torch
 
 from oppo_bench.document import Result, commit, document, write
 from oppo_bench.engine.workload import write_prompts
-from oppo_bench.gpu import updates
+from oppo_bench.gpu import decode_steps, updates
 from oppo_bench.gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, UPDATES, VLLM, Cell, plan_order, select_cells
 from oppo_bench.gpu.check import Finding, findings
 from oppo_bench.gpu.figures import findings_as_results, stage_lines, table, to_results
@@ -160,6 +160,7 @@ def _measure_size(
         race = _race(cell, models, prompts, folder / str(cell.batch), device, options, seconds, report)
         if number == 0:
             _print_checks(cell.size, findings(models, load, race.kind), report)
+            _decode_steps(cell.size, models, race, report)
         _print_race(race, to_results(race, ceilings), report)
 
 
@@ -226,6 +227,12 @@ def _ceilings(size: str, ceilings: Ceilings) -> list[Result]:
         Result.of(f"{size}/ceiling/gb_per_s", "GB/s", [ceilings.bytes_per_s / 1e9]),
         Result.of(f"{size}/ceiling/tflop_per_s", "TFLOP/s", [ceilings.flops_per_s / 1e12]),
     ]
+
+
+def _decode_steps(size: str, models: ModelSet, race: Race, report: Report) -> None:
+    results = decode_steps.measure(size, models.networks["reference"], race.kind)
+    report.results += results
+    print(f"{size}: {decode_steps.line(results, race.load.size.layers)}")
 
 
 def _print_checks(size: str, found: list[Finding], report: Report) -> None:
