@@ -1,4 +1,4 @@
-"""Download the wheels that `python bench/gpu` needs in addition to torch and transformers, for a machine without network.
+"""Download the wheels that `python bench/gpu` needs in addition to torch, for a machine without network.
 
     .venv/bin/python scripts/gpu_wheels.py --python 3.12
 
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock.txt"
 FOLDER = ROOT / ".whl"
-PACKAGES = ("annotated-types", "pydantic", "pydantic-core", "typing-inspection")
+PACKAGES = ("annotated-types", "pydantic", "pydantic-core", "transformers", "typing-inspection")
 
 
 def main() -> None:

@@ -41,4 +41,4 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
     stacked = query.reshape(rows, keys.shape[1], groups * tokens, width)
     repeated = mask if tokens == 1 else mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=repeated, scale=scale)
-    return mixed.view(rows, heads, tokens, values.shape[-1])
+    return mixed.reshape(rows, heads, tokens, values.shape[-1])  # not a view: a GPU's kernels return other strides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,34 @@ def linear_in_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None = None
     if hidden.dtype not in LOW_PRECISION:
         return functional.linear(hidden, weight, bias)
     if hidden.is_cuda:
-        out = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32).view(*hidden.shape[:-1], len(weight))
+        product: Tensor = ProductInFloat32.apply(hidden.reshape(-1, hidden.shape[-1]), weight)  # type: ignore[no-untyped-call]
+        out = product.view(*hidden.shape[:-1], len(weight))
     else:
         out = functional.linear(hidden.float(), _in_float32(weight))
     return out if bias is None else out + bias
+
+
+class ProductInFloat32(torch.autograd.Function):
+    """`hidden` [N, H] × `weight` [V, H] → [N, V] in float32, from 16-bit factors on a GPU; torch has no derivative of it.
+
+    As in a 16-bit linear layer, the gradient is rounded to the factors' dtype before it is multiplied, and sums are in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_NH, weight_VH)
+        return _product(hidden_NH, weight_VH.T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        hidden_NH, weight_VH = ctx.saved_tensors
+        rounded = grad_NV.to(weight_VH.dtype)
+        of_hidden, of_weight = ctx.needs_input_grad
+        return rounded @ weight_VH if of_hidden else None, rounded.T @ hidden_NH if of_weight else None
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _in_float32(weight: Tensor) -> Tensor:
