@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.cache import Band, CacheWindow, SlotCache
+from oppo_core.models.graphed_reads import WIDEST, GraphedReads
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
 from oppo_core.models.oom_retry import PassBudget
@@ -44,7 +45,9 @@ class IncrementalPrefill:
         self.device = weight.device
         self._costs = pass_costs(network)
         self._by_row = network.attends_by_band and weight.device.type == "cpu"
-        self._cache = SlotCache(network.cache_shape, slots, columns + 1, weight)
+        on_gpu = weight.device.type == "cuda"
+        self._cache = SlotCache(network.cache_shape, slots + on_gpu, columns + 1, weight)
+        self._graphed = GraphedReads(network, self._cache, weight.device) if on_gpu else None
         self._free = list(range(slots))[::-1]
         self._slot: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -71,6 +74,8 @@ class IncrementalPrefill:
             MemoryShortError: out of memory even with one row per pass.
         """
         states: dict[int, NewStates] = {}
+        if self._graphed is not None:
+            self._graphed.refresh()
         self.budget.run("the scorers' reading", lambda: self._read_remaining(tokens, finished, states))
         for sequence_id in finished:
             self._release(sequence_id)
@@ -102,23 +107,29 @@ class IncrementalPrefill:
             for group in ragged_batches(lengths, self.budget.tokens, lengths if self._by_row else columns, self._costs):
                 self.budget.alive()
                 rows = [chosen[position] for position in group]
-                padded = to_device(right_padded([new[row] for row in rows]), self.device)
-                window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
-                hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
+                hidden = self._pass([ids[row] for row in rows], [starts[row] for row in rows], [new[row] for row in rows])
                 for row, hidden_TH in zip(rows, hidden, strict=True):
                     states[ids[row]] = self._record(ids[row], starts[row], hidden_TH[: len(new[row])])
 
-    def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
-        slots = to_device([self._slot_of(i) for i in ids], self.device)
-        if not starts[0]:
-            return self._cache.fresh_window(slots, width)
+    def _pass(self, ids: list[int], starts: list[int], new: list[NDArray[np.int64]]) -> Tensor:
+        """Hidden states [N, T, H], right-padded, of the `new` tokens of sequences that are all new or all continued."""
+        slots, longest = [self._slot_of(i) for i in ids], max(map(len, new))
+        if self._graphed is not None and starts[0] and longest <= WIDEST:
+            return self._graphed.read(slots, starts, new)
         # Padding writes entries that are overwritten before they are read, or goes to the spare column. Computed on the host:
         # reading a maximum from the GPU would synchronize with everything queued there.
-        places = np.minimum(np.asarray(starts)[:, None] + np.arange(width), self.columns)
+        places = np.minimum(np.asarray(starts)[:, None] + np.arange(longest), self.columns)
+        window = self._window(to_device(slots, self.device), places)
+        padded = to_device(right_padded(new), self.device)
+        return self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
+
+    def _window(self, slots_N: Tensor, places: NDArray[np.int64]) -> CacheWindow:
+        if not places[0, 0]:
+            return self._cache.fresh_window(slots_N, places.shape[1])
         last = places[:, -1].tolist()
         # A band of one row is a view of its slot: no keys are copied, and no row attends to columns of a longer one.
         bands = tuple(Band(row, row + 1, place + 1) for row, place in enumerate(last)) if self._by_row else ()
-        return self._cache.window(slots, to_device(places, self.device), max(last) + 1, bands)
+        return self._cache.window(slots_N, to_device(places, self.device), max(last) + 1, bands)
 
     def _record(self, sequence_id: int, start: int, states: Tensor) -> NewStates:
         previous, last = self._last.get(sequence_id), states[-1].clone()

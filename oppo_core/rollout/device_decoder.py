@@ -17,17 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oppo_core.models.cuda_graphs import COLUMN_STEP, CudaGraphs, graphed_if_cuda, rows_for
 from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
-from oppo_core.rollout.cuda_graphs import CudaGraphs, graphed_if_cuda
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, SampledToken
 from oppo_core.rollout.sampling import sample
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 
-# Few shapes, because each is captured as a CUDA graph: these row counts, and columns in multiples of COLUMN_STEP.
-ROW_SHAPES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-COLUMN_STEP = 128
 # The round being read, the one in flight, and one spare.
 HOST_BUFFERS = 3
 TOKEN, LOGPROB = 0, 1
@@ -88,8 +85,7 @@ class DeviceDecoder(Decoder):
         super().__init__(actor, settings, slots, stops)
         self._state = torch.zeros(3, slots, dtype=torch.long, device=self._device)
         self._drawn = torch.zeros(2, slots, dtype=torch.float64, device=self._device)
-        self._launch_round = graphed_if_cuda(self._advance_rows, self._state)
-        self._weights: list[int] = []  # data pointers
+        self._launch_round = graphed_if_cuda(self._advance_rows, self._state, actor)
         self._buffers = deque(HostCopy(self._drawn) for _ in range(HOST_BUFFERS))
         self._pending: deque[PendingRound] = deque()
         self._width = 0  # rows per round
@@ -124,7 +120,7 @@ class DeviceDecoder(Decoder):
                 self._launch()
             pending = self._pending.popleft()
             done = self._collect(pending, version)
-            if done and _rows_for(len(self.live), self.cache.slots) < self._width:
+            if done and rows_for(len(self.live), self.cache.slots) < self._width:
                 self._close_holes()
         return done
 
@@ -136,11 +132,9 @@ class DeviceDecoder(Decoder):
             known[:, row] = _last_token(sequence), filled, sequence.length
         self._state.copy_(to_device(known, self._device))
         self._occupants, self._places = list(self.live), list(range(len(self.live)))
-        self._width = _rows_for(len(self.live), self.cache.slots)
-        weights = [weight.data_ptr() for weight in self.actor.parameters()]
-        if weights != self._weights and isinstance(self._launch_round, CudaGraphs):
-            self._launch_round.forget()
-        self._weights = weights
+        self._width = rows_for(len(self.live), self.cache.slots)
+        if isinstance(self._launch_round, CudaGraphs):
+            self._launch_round.refresh()
 
     def _launch(self) -> None:
         """Queue a round and the copy of its samples."""
@@ -200,17 +194,12 @@ class DeviceDecoder(Decoder):
         order = sorted(range(count), key=self._places.__getitem__)
         self.live, self._filled = [self.live[n] for n in order], [self._filled[n] for n in order]
         self._occupants, self._places = list(self.live), list(range(count))
-        self._width = _rows_for(count, self.cache.slots)
+        self._width = rows_for(count, self.cache.slots)
 
 
 def _last_token(sequence: Sequence) -> int:
     """Input of the next round."""
     return int(sequence.tokens_from(len(sequence.prompt) + sequence.length - 1)[0])
-
-
-def _rows_for(count: int, slots: int) -> int:
-    """The smallest row shape that holds `count` rows."""
-    return min(next((rows for rows in ROW_SHAPES if rows >= count), slots), slots)
 
 
 def _priority_stream(device: torch.device) -> Callable[[], AbstractContextManager[None]]:

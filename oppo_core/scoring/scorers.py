@@ -300,8 +300,12 @@ class ScorerSet:
         if self.critic is None:
             return
         with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(sequences)):
-            for i, new in self.critic.read(tokens, finished).items():
-                sequences[i].values.append(precise(self.critic.network.scalar(_predicting(sequences[i], new))))
+            states = {i: _predicting(sequences[i], new) for i, new in self.critic.read(tokens, finished).items()}
+            if not states:
+                return
+            values = precise(self.critic.network.scalar(torch.cat(list(states.values()))))  # the head reads all together
+            for i, row in zip(states, torch.split(values, [len(part) for part in states.values()]), strict=True):
+                sequences[i].values.append(row)
 
     def _rewards(self, sequence_ids: list[int]) -> dict[int, Rewarded]:
         """Block until the reward services have scored these finished sequences; a streamed part's scores come in one copy."""

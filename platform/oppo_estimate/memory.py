@@ -95,7 +95,8 @@ def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -
     if spec.training.shards_weights:
         return
     if role.caches and name != "actor" and spec.overlap.intra_step == "per_chunk":
-        yield _kv_cache(f"{name}: keys and values", shape, slots, columns, dtype_bytes)
+        # One more on a GPU, for rows that only pad a pass.
+        yield _kv_cache(f"{name}: keys and values", shape, slots + bool(gpu), columns, dtype_bytes)
     if role.trained:
         yield from _training_state(spec, role, dtype_bytes, bool(gpu))
 

@@ -2,8 +2,8 @@
 
 Each case is a run of three steps by the engine's own command, on models with random weights in the shapes of Qwen2.5, which
 hardly ever sample the end token, so that every answer has the longest length, as the estimate assumes. Prints what `oppo spec
-check --deep` estimates beside torch's peaks of allocated and reserved memory, and the process's memory as the driver counts it. Exit status 1 if the
-allocated peak exceeds the estimate, or the estimate is more than a quarter above it.
+check --deep` estimates beside torch's peaks of allocated and reserved memory, and the process's memory as the driver counts
+it. Exit status 1 if the allocated peak exceeds the estimate, or the estimate is more than a quarter above it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from oppo_bench.document import Result, document, write
 from oppo_bench.engine.models import write_tokenizer
-from oppo_bench.engine.workload import LONGEST, Size, write_prompts
+from oppo_bench.engine.workload import Size, write_prompts
 from oppo_bench.gpu.cases import SHAPES
 from oppo_bench.gpu.random_models import described
 from oppo_bench.machine_load import LoadMonitor
@@ -32,7 +32,7 @@ from oppo_core.engine.preflight import preflight
 from oppo_estimate.memory import GPU_RESERVE
 
 GB = 1e9
-STEPS, BATCH, PROMPT = 3, 32, 16
+STEPS, BATCH, PROMPT, RESPONSE = 3, 32, 16, 256
 MEASURED = {"allocated": "perf/max_memory_allocated_gb", "reserved": "perf/max_memory_reserved_gb", "driver": "memory_gb"}
 MOST_ABOVE = 1.25
 SEQUENTIAL = {"overlap": {"intra_step": "off", "inter_step": "off"}}
@@ -56,7 +56,7 @@ def spec(size: Size, changes: dict[str, Any], models: Path, prompts: Path) -> di
     return {
         "name": "memory", "steps": STEPS, "models": roles, "data": {"prompts": str(prompts)},
         "ppo": {"batch_size": BATCH, "micro_batch_tokens": size.micro_batch_tokens, "learning_rate": 1e-6},
-        "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": PROMPT},
+        "rollout": {"max_new_tokens": RESPONSE, "max_prompt_tokens": PROMPT},
         "overlap": changes.get("overlap", {}), "training": changes.get("training", {}),
         "resources": {"kind": "cuda" if torch.cuda.is_available() else "cpu", "dtype": size.dtype},
         "checkpoints": {"every_steps": 1000},

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.models.cache import SlotCache
+from oppo_core.models.graphed_reads import GraphedReads
 from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
 from oppo_core.models.oom_retry import PassBudget
@@ -79,12 +81,24 @@ def plain(model: Network, tokens: NDArray[np.int64]) -> torch.Tensor:
     return model.hidden(torch.from_numpy(tokens)[None], torch.arange(len(tokens))[None])[0]
 
 
+def as_on_a_gpu(stream: IncrementalPrefill) -> None:
+    """Chunks are read in few shapes, with a slot more for padding rows, but not as CUDA graphs."""
+    weight = next(stream.network.parameters())
+    stream._cache = SlotCache(stream.network.cache_shape, SLOTS + 1, COLUMNS + 1, weight)
+    stream._graphed = GraphedReads(stream.network, stream._cache, weight.device)
+
+
+@pytest.mark.parametrize("in_few_shapes", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @QUICK
 @given(sequences=st.lists(growing(), min_size=1, max_size=SLOTS), budget=st.sampled_from([16, 60, 1000]))
-def test_ragged_chunks_equal_one_shot(world: Any, dtype: torch.dtype, sequences: list[Growing], budget: int) -> None:
+def test_ragged_chunks_equal_one_shot(
+    world: Any, dtype: torch.dtype, in_few_shapes: bool, sequences: list[Growing], budget: int
+) -> None:
     model = network(world, "lm", dtype)
     stream = IncrementalPrefill(model, SLOTS, COLUMNS, PassBudget(budget))
+    if in_few_shapes:
+        as_on_a_gpu(stream)
     states: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(sequences))}
     for news in rounds_of(sequences):
         tokens = {index: sequences[index].tokens[:told] for index, told, _ in news}

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.models.cuda_graphs import CudaGraphs, graphed_if_cuda
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout import device_decoder
-from oppo_core.rollout.cuda_graphs import CudaGraphs, graphed_if_cuda
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.device_decoder import DeviceDecoder, build_decoder
 from oppo_core.rollout.sampling import Filters
@@ -173,7 +173,7 @@ def test_without_a_gpu_no_graph_is_captured() -> None:
     def run(rows: int, columns: int) -> None:
         pass
 
-    assert graphed_if_cuda(run, torch.zeros(1)) is run
+    assert graphed_if_cuda(run, torch.zeros(1), torch.nn.Linear(1, 1)) is run
 
 
 def test_a_whole_run_trains_the_same(world: Any, tmp_path: Path) -> None:
@@ -203,6 +203,7 @@ class Gpu:
 
     def __init__(self, refused: tuple[tuple[int, int], ...] = ()) -> None:
         self.counter = torch.zeros(4, dtype=torch.long)
+        self.network = torch.nn.Linear(1, 1)
         self.refused = refused
         self.captured: list[tuple[int, int]] = []
         self.asked = (0, 0)
@@ -232,7 +233,7 @@ class Gpu:
             mock.patch.object(torch.cuda, "CUDAGraph", Captured),
             mock.patch.object(torch.cuda, "graph", self.graph),
         ):
-            yield CudaGraphs(self.run, self.counter)
+            yield CudaGraphs(self.run, self.counter, self.network)
 
 
 def test_each_shape_is_captured_once_and_warm_up_restores_the_state() -> None:
@@ -242,7 +243,11 @@ def test_each_shape_is_captured_once_and_warm_up_restores_the_state() -> None:
             rounds(rows, columns)
         assert gpu.captured == [(4, 8), (2, 8)]
         assert gpu.counter.tolist() == [32, 32, 24, 24]
-        rounds.forget()
+        rounds.refresh()
+        rounds(2, 8)
+        assert gpu.captured == [(4, 8), (2, 8)]
+        gpu.network.weight = torch.nn.Parameter(torch.ones(1, 1))
+        rounds.refresh()
         rounds(2, 8)
         assert gpu.captured == [(4, 8), (2, 8), (2, 8)]
 

@@ -1,0 +1,104 @@
+"""CUDA graphs for passes over few tokens: one launch per pass, one graph per shape, with a fallback to eager launches.
+
+A decode step or the reading of a chunk by a 24-layer network is several hundred kernels, each shorter than the host needs to
+launch it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from oppo_core.models.protocol import Network
+
+# Few shapes, because each is captured: these row counts, and columns in multiples of COLUMN_STEP.
+ROW_SHAPES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+COLUMN_STEP = 128
+# Eager runs of a shape before its capture: libraries select kernels and allocate workspaces on first use.
+WARMUP_RUNS = 2
+LOG = logging.getLogger(__name__)
+
+Run = Callable[..., None]
+# A capture begins with a synchronization of the device, which ends a capture that another thread has begun.
+_ONE_CAPTURE = threading.Lock()
+
+
+class CudaGraphs:
+    """Captures `run(*shape)` once per shape and replays it. `run` must read and write the same tensors each time.
+
+    `state` is the tensor that `run` advances; it is restored after warm-up runs. Callers must be on a non-default stream.
+    """
+
+    def __init__(self, run: Run, state: Tensor, network: Network) -> None:
+        """`network`: whose weights `run` reads."""
+        self._run = run
+        self._state = state
+        self._network = network
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._weights = self._addresses()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._is_eager = False
+
+    def __call__(self, *shape: int) -> None:
+        """One pass of this shape."""
+        if not self._is_eager and shape not in self._graphs:
+            with _ONE_CAPTURE:
+                self._capture(shape)
+        if self._is_eager:
+            self._run(*shape)
+        else:
+            self._graphs[shape].replay()
+
+    def refresh(self) -> None:
+        """Drop all graphs if weights have moved in memory since the last call."""
+        weights = self._addresses()
+        if weights != self._weights:
+            self._graphs.clear()
+        self._weights = weights
+
+    def _addresses(self) -> list[int]:
+        return [weight.data_ptr() for weight in self._network.parameters()]
+
+    def _capture(self, shape: tuple[int, ...]) -> None:
+        before = self._state.clone()
+        try:
+            for _ in range(WARMUP_RUNS):
+                self._run(*shape)
+                self._state.copy_(before)
+            self._graphs[shape] = self._record_graph(shape)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # for example an operator that synchronizes; which ones do depends on the network
+            LOG.warning("passes are launched kernel by kernel: one cannot be captured as a CUDA graph: %s", error)
+            self._graphs.clear()
+            self._is_eager = True
+            self._state.copy_(before)
+            # A failed capture may leave the allocator in capture mode, in which memory cannot be freed.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._state.device.index or 0, self._pool)
+
+    def _record_graph(self, shape: tuple[int, ...]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # The outer stream context is needed because a failed capture does not restore the stream. `thread_local`, because the
+        # other thread, which decodes or scores, keeps launching and allocating on its own stream.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            self._run(*shape)
+        return graph
+
+
+def graphed_if_cuda(run: Run, state: Tensor, network: Network) -> Run:
+    """`run` itself on a CPU, `CudaGraphs` of it on a GPU."""
+    return CudaGraphs(run, state, network) if state.device.type == "cuda" else run
+
+
+def rows_for(count: int, slots: int) -> int:
+    """The smallest row shape that holds `count` rows of at most `slots`."""
+    return min(next((rows for rows in ROW_SHAPES if rows >= count), slots), slots)

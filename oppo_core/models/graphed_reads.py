@@ -1,0 +1,63 @@
+"""Reading of chunks in few shapes, each a CUDA graph: rows and tokens are padded.
+
+A GPU computes the padding in less time than the host takes to launch a pass kernel by kernel (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_core.models.cache import SlotCache
+from oppo_core.models.cuda_graphs import COLUMN_STEP, CudaGraphs, graphed_if_cuda, rows_for
+from oppo_core.models.host_device import to_device
+from oppo_core.models.protocol import Network
+
+# Tokens per row. A pass with longer new parts has enough work for its kernels to be launched one by one.
+WIDTHS = (16, 32)
+WIDEST = WIDTHS[-1]
+
+
+class GraphedReads:
+    """Passes over new tokens of continued sequences in `cache`, whose last slot is nobody's: padding rows write there."""
+
+    def __init__(self, network: Network, cache: SlotCache, device: torch.device) -> None:
+        self._network = network
+        self._cache = cache
+        self._device = device
+        rows = cache.slots - 1
+        self._slots = torch.zeros(rows, dtype=torch.long, device=device)
+        self._inputs = torch.zeros(2, rows, WIDEST, dtype=torch.long, device=device)  # tokens and their positions
+        self._hidden: Tensor | None = None
+        self._run = graphed_if_cuda(self._pass, self._inputs, network)
+
+    def refresh(self) -> None:
+        """To be called before reads: the network's weights may have been replaced."""
+        if isinstance(self._run, CudaGraphs):
+            self._run.refresh()
+
+    def read(self, slots: list[int], starts: list[int], new: list[NDArray[np.int64]]) -> Tensor:
+        """Hidden states [N, T, H], right-padded, of the `new` tokens, at most `WIDEST` each, from positions `starts` on."""
+        count, longest = len(new), max(map(len, new))
+        rows, width = rows_for(count, len(self._slots)), next(width for width in WIDTHS if width >= longest)
+        spare, spare_column = self._cache.slots - 1, self._cache.columns - 1
+        inputs = np.zeros((2, rows, width), dtype=np.int64)
+        for row, tokens in enumerate(new):
+            inputs[0, row, : len(tokens)] = tokens
+        inputs[1, :count] = np.minimum(np.asarray(starts)[:, None] + np.arange(width), spare_column)
+        columns = int(inputs[1].max()) + 1
+        self._slots[:rows].copy_(to_device([*slots, *[spare] * (rows - count)], self._device))
+        self._inputs[:, :rows, :width].copy_(to_device(torch.from_numpy(inputs), self._device))
+        self._run(rows, width, min(-(-columns // COLUMN_STEP) * COLUMN_STEP, self._cache.columns))
+        assert self._hidden is not None
+        return self._hidden[:count, :width].clone()  # the next pass overwrites it
+
+    def _pass(self, rows: int, width: int, columns: int) -> None:
+        tokens_NT, places_NT = self._inputs[:, :rows, :width]
+        window = self._cache.window(self._slots[:rows], places_NT, columns)
+        hidden = self._network.hidden(tokens_NT, places_NT.clamp_max(self._cache.columns - 2), window)
+        if self._hidden is None:  # in a run before the first capture
+            self._hidden = hidden.new_zeros(len(self._slots), WIDEST, hidden.shape[-1])
+        self._hidden[:rows, :width] = hidden
