@@ -29,7 +29,7 @@ def linear_in_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None = None
     """
     if hidden.dtype not in LOW_PRECISION:
         return functional.linear(hidden, weight, bias)
-    if hidden.is_cuda:
+    if _on_gpu(hidden):
         product: Tensor = ProductInFloat32.apply(hidden.reshape(-1, hidden.shape[-1]), weight)  # type: ignore[no-untyped-call]
         out = product.view(*hidden.shape[:-1], len(weight))
     else:
@@ -49,11 +49,15 @@ class ProductInFloat32(torch.autograd.Function):
         return _product(hidden_NH, weight_VH.T)
 
     @staticmethod
-    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden_NH, weight_VH = ctx.saved_tensors
         rounded = grad_NV.to(weight_VH.dtype)
         of_hidden, of_weight = ctx.needs_input_grad
         return rounded @ weight_VH if of_hidden else None, rounded.T @ hidden_NH if of_weight else None
+
+
+def _on_gpu(hidden: Tensor) -> bool:
+    return hidden.is_cuda
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from oppo_contract.spec import RunSpec
+
 
 class Gpu(NamedTuple):
     """Stated peak rate of dense bfloat16 products, operations per second, and memory bandwidth, bytes per second."""
@@ -21,7 +23,9 @@ GPUS = {
 }  # fmt: skip
 FLOAT32_SHARE = 1 / 15  # of a GPU's bfloat16 rate: 67 of 989 TFLOP/s on an H100
 MODEL_FLOPS_SHARE = 0.4  # of the stated rate in training, as in docs/simulation.md
-GPU_LAYER_S, VLLM_LAYER_S = 1035e-6, 150e-6  # docs/simulation.md, `round_us`: the loop in Python, and kernels alone
+# Of one layer in a decode step, besides reading its weights: our decoder with CUDA graphs, and launched from Python where
+# sampling filters need the host (both measured on an H100, docs/performance.md); vLLM's kernels (docs/simulation.md, `round_us`).
+GRAPH_LAYER_S, HOST_LAYER_S, VLLM_LAYER_S = 190e-6, 2790e-6, 150e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,13 @@ def stated_gpu(name: str) -> Gpu | None:
     return next((gpu for part, gpu in GPUS.items() if part in name), None)
 
 
-def device_speed(name: str, kind: str, dtype: str, vllm: bool = False) -> Speed | None:
-    """Speed of a device by its kind, `cuda` or `cpu`, and its driver's name; None for an unknown GPU. `dtype`: of the weights."""
+def device_speed(name: str, kind: str, spec: RunSpec) -> Speed | None:
+    """Speed of a device for a run by its kind, `cuda` or `cpu`, and its driver's name; None for an unknown GPU."""
     if kind != "cuda":
         return CORE
     gpu = stated_gpu(name)
     if gpu is None:
         return None
-    peak = gpu.flops * (1 if dtype == "bfloat16" else FLOAT32_SHARE)
-    return Speed(MODEL_FLOPS_SHARE * peak, peak, gpu.bandwidth, VLLM_LAYER_S if vllm else GPU_LAYER_S)
+    peak = gpu.flops * (1 if spec.resources.dtype == "bfloat16" else FLOAT32_SHARE)
+    ours = HOST_LAYER_S if spec.rollout.has_sampling_mask else GRAPH_LAYER_S
+    return Speed(MODEL_FLOPS_SHARE * peak, peak, gpu.bandwidth, VLLM_LAYER_S if spec.rollout.backend == "vllm" else ours)

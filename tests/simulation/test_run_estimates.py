@@ -149,7 +149,7 @@ def test_runs_of_the_same_kind_come_before_others() -> None:
 def test_a_gpu_of_unknown_speed_needs_an_earlier_run() -> None:
     spec = spec_with(resources={"kind": "cuda"})
     model = EstimateInputs(
-        shapes_of(spec), Host(80 * GIB, 16, gpu=True), device_speed("Some card", "cuda", "float32"), transformers=False
+        shapes_of(spec), Host(80 * GIB, 16, gpu=True), device_speed("Some card", "cuda", spec), transformers=False
     )
     assert model.speed is None
     assert estimate_step(spec, model, []) is None
@@ -205,10 +205,13 @@ def test_gpus_are_found_by_their_drivers_name() -> None:
         gpu = stated_gpu(name)
         assert gpu is not None
         assert gpu.flops == flops
-    fast, slow = (device_speed("NVIDIA A100-SXM4-80GB", "cuda", dtype) for dtype in ("bfloat16", "float32"))
+    runs: list[dict[str, Any]] = [{"resources": {"dtype": "bfloat16"}}, {}, {"rollout": {"top_k": 20}}]
+    fast, slow, filtered = (device_speed("NVIDIA A100-SXM4-80GB", "cuda", spec_with(**sections)) for sections in runs)
     assert fast is not None
     assert slow is not None
+    assert filtered is not None
     assert fast.flops > 10 * slow.flops
+    assert filtered.layer_s > 10 * slow.layer_s, "filters need the host at every token"
 
 
 def test_more_cores_and_streaming_are_faster() -> None:

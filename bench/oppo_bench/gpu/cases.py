@@ -37,6 +37,8 @@ MEANING = {
 VLLM = "vllm"
 OVERLAP = VARIANTS | {VLLM: BOTH}
 BASE = "sequential"
+# Beside `BASE`; the last ones are left out first.
+BY_IMPORTANCE = ("both", VLLM, "intra", "inter", "all", "padded", "per_sequence")
 SOME = ("padded", BASE, "intra", "both", "all")
 FEW = (BASE, "both", "all")
 

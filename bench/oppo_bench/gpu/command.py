@@ -67,18 +67,24 @@ def main(arguments: list[str] | None = None) -> int:
             _measure_size(
                 [cell for cell in planned if cell.size == size], planned, device, options, clock, scratch / size, report
             )
+            _write(report, device, options, monitor)  # what has been measured outlives a time limit
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if not any(VLLM in cell.variants for cell in cells):
         report.left_out.append(f"vllm: {_vllm()}")
     _print_summary(report)
-    if options.json:
-        settings = {"seed": 1, "device": _name(device), "torch": torch.__version__, "seconds": options.seconds} | {
-            "date": time.strftime("%Y-%m-%d"),
-            "parts": report.parts, "left_out": report.left_out, "wrong": report.wrong, "spans": SPANS,
-        }  # fmt: skip
-        write(options.json, document("gpu", monitor.machine(), settings, report.results))
+    _write(report, device, options, monitor)
     return WRONG if report.wrong else OK
+
+
+def _write(report: Report, device: torch.device, options: argparse.Namespace, monitor: LoadMonitor) -> None:
+    if not options.json:
+        return
+    settings = {"seed": 1, "device": _name(device), "torch": torch.__version__, "seconds": options.seconds} | {
+        "date": time.strftime("%Y-%m-%d"),
+        "parts": report.parts, "left_out": report.left_out, "wrong": report.wrong, "spans": SPANS,
+    }  # fmt: skip
+    write(options.json, document("gpu", monitor.machine(), settings, report.results))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,10 +164,10 @@ def _measure_size(
             _update(cell, models, device, options, seconds, report)
             continue
         race = _race(cell, models, prompts, folder / str(cell.batch), device, options, seconds, report)
-        if number == 0:
-            _print_checks(cell.size, findings(models, load, race.kind), report)
-            _decode_steps(cell.size, models, race, report)
         _print_race(race, to_results(race, ceilings), report)
+        if number == 0:
+            _decode_steps(cell.size, models, race, report)
+            _print_checks(cell.size, findings(models, load, race.kind), report)
 
 
 def _race(
@@ -265,5 +271,6 @@ def _print_summary(report: Report) -> None:
 
 
 def _print_progress(line: str) -> None:
-    """Print progress."""
-    print(f"\r\x1b[2K{line}", end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+    """Print progress: on one line of a terminal, or with the time in a log."""
+    start, end = ("\r\x1b[2K", "") if sys.stderr.isatty() else (f"{time.strftime('%X')} ", "\n")
+    print(f"{start}{line}", end=end, file=sys.stderr, flush=True)

@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names, monitor, results, wrong = options.cases.split(","), LoadMonitor(), list[Result](), list[str]()
-    print(f"{'case':18} estimated  allocated   reserved     driver  GB; estimate ÷ allocated, without the reserve of 1 GiB")
+    print(f"{'case':18} estimated  allocated   reserved     driver  GB; estimate ÷ allocated, without the reserve for libraries")
     with tempfile.TemporaryDirectory() as scratch:
         prompts = write_prompts(Path(scratch), seed=0)
         for name in names:

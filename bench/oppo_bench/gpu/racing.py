@@ -16,7 +16,7 @@ import torch
 
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.workload import CONTEXT, Load, build_spec
-from oppo_bench.gpu.cases import BASE, OVERLAP, VLLM, Cell
+from oppo_bench.gpu.cases import BASE, BY_IMPORTANCE, OVERLAP, VLLM, Cell
 from oppo_bench.gpu.floor import Work
 from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.engine.layout import Layout
@@ -181,7 +181,7 @@ def training_bytes(load: Load, adapted: bool) -> int:
 
 
 def _heats(race: Race, track: Track) -> list[list[str]]:
-    names = [name for name in race.cell.variants if name != BASE]
+    names = [name for name in BY_IMPORTANCE if name in race.cell.variants]
     if track.device.type != "cuda":
         return [[BASE, *names]]
     free = ROOM * torch.cuda.mem_get_info(track.device)[0] - training_bytes(race.load, "lora" in track.models.models())
@@ -193,26 +193,28 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
     """Assemble, warm up, and run steps in turn until the time is used up."""
     with ExitStack() as stack:
         entrants: list[Variant] = []
-        for name in names:
+        half = clock.left / 2
+        for number, name in enumerate(names):
+            if number > 1 and clock.left < half:
+                race.left_out.append(f"{race.cell.case}: {', '.join(names[number:])}: half of the time was used up by warming up")
+                break
             track.progress(f"{race.cell.case}: assembling {name}")
             entrant = Variant(name, race, track.models, track.prompts, track.folder / label / name, track.threads)
             stack.callback(entrant.contestant.close)
             entrants.append(entrant)
             if len(entrants) > 1:
                 entrant.share(entrants[0])
-        for entrant in entrants:
             track.progress(f"{race.cell.case}: warming up {entrant.name}")
             # Warm-up: the pool fills, its oldest answers reach their age, and a GPU sees every shape of a round.
             for _ in range(race.load.left_out):
-                if clock.left > 0:
-                    entrant.step(track.driver, track.device)
+                entrant.step(track.driver, track.device)
         _repeat(race, track, entrants, clock)
 
 
 def _repeat(race: Race, track: Track, entrants: list[Variant], clock: Clock) -> None:
     for number in range(track.repetitions):
         start = clock.left
-        if start <= 0:
+        if start <= 0 and number:
             race.left_out.append(f"{race.cell.case}: repetitions from {number + 1} on of {', '.join(e.name for e in entrants)}")
             return
         track.progress(f"{race.cell.case}: repetition {number + 1} of {track.repetitions}")

@@ -200,7 +200,7 @@ def plan_model(
     shapes, unknown = model_shapes(spec, offers)
     if unknown:
         return None, unknown
-    speed = device_speed(offer.device_model.get(kind, ""), kind, spec.resources.dtype, spec.rollout.backend == "vllm")
+    speed = device_speed(offer.device_model.get(kind, ""), kind, spec)
     return EstimateInputs(shapes, host, speed, _uses_transformers(spec, offers)), ""
 
 

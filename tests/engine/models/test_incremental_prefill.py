@@ -13,8 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.models.banded_attention import fused
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.graphed_reads import GraphedReads
 from oppo_core.models.incremental_prefill import IncrementalPrefill
@@ -182,3 +184,16 @@ def check_scores(
         assert scored[index].score == pytest.approx(wanted.score, abs=atol)
         np.testing.assert_allclose(scored[index].reference_logprobs, wanted.reference_logprobs, rtol=0, atol=atol)
         np.testing.assert_allclose(scored[index].values, wanted.values, rtol=0, atol=atol)
+
+
+def test_attention_accepts_results_of_any_strides() -> None:
+    """A GPU's kernels return rows, tokens, heads and widths in this order, in memory."""
+    query, keys, values = torch.randn(2, 6, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    mask = torch.ones(2, 1, 3, 5, dtype=torch.bool)
+    expected, kernel = fused(query, keys, values, mask), functional.scaled_dot_product_attention
+
+    def as_on_a_gpu(*given: Any, **named: Any) -> torch.Tensor:
+        return kernel(*given, **named).transpose(1, 2).contiguous().transpose(1, 2)
+
+    with mock.patch.object(functional, "scaled_dot_product_attention", as_on_a_gpu):
+        assert torch.equal(fused(query, keys, values, mask), expected)
