@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from oppo_contract.events import Event, parse_event
+from oppo_core.checkpointing.save_restore import check_intact
 from tests.engine.distributed.test_process_group import DEFER, TWO, Tree, free_port
 
 PATIENCE_S = 120.0
@@ -152,3 +154,36 @@ def test_an_engine_ends_with_its_torchrun(world: Any, nodes: Nodes) -> None:
     assert nodes.end() == [1, -9]
     assert is_named(nodes)
     nodes.wait_until(lambda: not any(engine.is_running() for engine in engines))
+
+
+@pytest.fixture
+def small_disk(nodes: Nodes) -> Iterator[Path]:
+    """The nodes' folder of checkpoints, on a file system of its own with little room."""
+    place = nodes.out / "checkpoints"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.full
+def test_a_disk_that_fills_up_is_named_by_both_nodes_of_sharded_trainers(world: Any, nodes: Nodes, small_disk: Path) -> None:
+    """Both write their shards in the background; the newest whole checkpoint stays."""
+    changes: dict[str, Any] = {"steps": 10_000, "checkpoints": {"every_steps": 2}, "training": {"backend": "fsdp2"}}
+    nodes.start(world, world.tree(DEFER, TWO, changes), torchrun=False)
+    nodes.wait_until(lambda: any(event.kind == "checkpoint" for event in nodes.events(0)))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    assert nodes.end() == [1, 1]
+    for rank in (0, 1):
+        last = nodes.events(rank)[-1]
+        assert last.kind == "finished"
+        assert last.outcome == "failed"
+        assert "no room for a checkpoint" in last.reason
+    whole = [folder for folder in small_disk.iterdir() if folder.name.startswith("step-")]
+    assert whole
+    for folder in whole:
+        check_intact(folder)
