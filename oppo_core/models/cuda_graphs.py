@@ -10,17 +10,15 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from oppo_core.models.protocol import Network
 
-# Few shapes, because each is captured: these row counts, and columns in multiples of COLUMN_STEP.
-ROW_SHAPES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-COLUMN_STEP = 128
 # Eager runs of a shape before its capture: libraries select kernels and allocate workspaces on first use.
-WARMUP_RUNS = 2
+WARMUP_RUNS = 1
 LOG = logging.getLogger(__name__)
 
 Run = Callable[..., None]
@@ -99,6 +97,17 @@ def graphed_if_cuda(run: Run, state: Tensor, network: Network) -> Run:
     return CudaGraphs(run, state, network) if state.device.type == "cuda" else run
 
 
-def rows_for(count: int, slots: int) -> int:
-    """The smallest row shape that holds `count` rows of at most `slots`."""
-    return min(next((rows for rows in ROW_SHAPES if rows >= count), slots), slots)
+@dataclass(frozen=True, slots=True)
+class PassShapes:
+    """The shapes of captured passes, few because a capture takes as long as some eager passes: `rows`, and columns in steps."""
+
+    rows: tuple[int, ...]
+    column_step: int
+
+    def rows_for(self, count: int, slots: int) -> int:
+        """The smallest number of rows that holds `count` of at most `slots`."""
+        return min(next((rows for rows in self.rows if rows >= count), slots), slots)
+
+    def columns_for(self, longest: int, columns: int) -> int:
+        """The smallest number of columns that holds `longest` of at most `columns`."""
+        return min(-(-longest // self.column_step) * self.column_step, columns)

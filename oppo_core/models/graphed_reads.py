@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.cache import SlotCache
-from oppo_core.models.cuda_graphs import COLUMN_STEP, CudaGraphs, graphed_if_cuda, rows_for
+from oppo_core.models.cuda_graphs import CudaGraphs, PassShapes, graphed_if_cuda
 from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
 
+SHAPES = PassShapes((8, 16, 32, 48, 64, 96, 128, 192, 256), column_step=256)
 # Tokens per row. A pass with longer new parts has enough work for its kernels to be launched one by one.
 WIDTHS = (16, 32)
 WIDEST = WIDTHS[-1]
@@ -41,16 +42,16 @@ class GraphedReads:
     def read(self, slots: list[int], starts: list[int], new: list[NDArray[np.int64]]) -> Tensor:
         """Hidden states [N, T, H], right-padded, of the `new` tokens, at most `WIDEST` each, from positions `starts` on."""
         count, longest = len(new), max(map(len, new))
-        rows, width = rows_for(count, len(self._slots)), next(width for width in WIDTHS if width >= longest)
+        rows, width = SHAPES.rows_for(count, len(self._slots)), next(width for width in WIDTHS if width >= longest)
         spare, spare_column = self._cache.slots - 1, self._cache.columns - 1
         inputs = np.zeros((2, rows, width), dtype=np.int64)
         for row, tokens in enumerate(new):
             inputs[0, row, : len(tokens)] = tokens
         inputs[1, :count] = np.minimum(np.asarray(starts)[:, None] + np.arange(width), spare_column)
-        columns = int(inputs[1].max()) + 1
+        columns = SHAPES.columns_for(int(inputs[1].max()) + 1, self._cache.columns)
         self._slots[:rows].copy_(to_device([*slots, *[spare] * (rows - count)], self._device))
         self._inputs[:, :rows, :width].copy_(to_device(torch.from_numpy(inputs), self._device))
-        self._run(rows, width, min(-(-columns // COLUMN_STEP) * COLUMN_STEP, self._cache.columns))
+        self._run(rows, width, columns)
         assert self._hidden is not None
         return self._hidden[:count, :width].clone()  # the next pass overwrites it
 

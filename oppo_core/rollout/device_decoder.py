@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oppo_core.models.cuda_graphs import COLUMN_STEP, CudaGraphs, graphed_if_cuda, rows_for
+from oppo_core.models.cuda_graphs import CudaGraphs, PassShapes, graphed_if_cuda
 from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, SampledToken
@@ -25,6 +25,7 @@ from oppo_core.rollout.sampling import sample
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 
+SHAPES = PassShapes((1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256), column_step=128)
 # The round being read, the one in flight, and one spare.
 HOST_BUFFERS = 3
 TOKEN, LOGPROB = 0, 1
@@ -120,7 +121,7 @@ class DeviceDecoder(Decoder):
                 self._launch()
             pending = self._pending.popleft()
             done = self._collect(pending, version)
-            if done and rows_for(len(self.live), self.cache.slots) < self._width:
+            if done and SHAPES.rows_for(len(self.live), self.cache.slots) < self._width:
                 self._close_holes()
         return done
 
@@ -132,15 +133,14 @@ class DeviceDecoder(Decoder):
             known[:, row] = _last_token(sequence), filled, sequence.length
         self._state.copy_(to_device(known, self._device))
         self._occupants, self._places = list(self.live), list(range(len(self.live)))
-        self._width = rows_for(len(self.live), self.cache.slots)
+        self._width = SHAPES.rows_for(len(self.live), self.cache.slots)
         if isinstance(self._launch_round, CudaGraphs):
             self._launch_round.refresh()
 
     def _launch(self) -> None:
         """Queue a round and the copy of its samples."""
         longest = max(self._filled, default=0) + len(self._pending) + 1
-        columns = min(-(-longest // COLUMN_STEP) * COLUMN_STEP, self.cache.columns)
-        self._launch_round(self._width, columns)
+        self._launch_round(self._width, SHAPES.columns_for(longest, self.cache.columns))
         buffer = self._buffers[0]
         self._buffers.rotate(-1)
         buffer.start(self._drawn)
@@ -194,7 +194,7 @@ class DeviceDecoder(Decoder):
         order = sorted(range(count), key=self._places.__getitem__)
         self.live, self._filled = [self.live[n] for n in order], [self._filled[n] for n in order]
         self._occupants, self._places = list(self.live), list(range(count))
-        self._width = rows_for(count, self.cache.slots)
+        self._width = SHAPES.rows_for(count, self.cache.slots)
 
 
 def _last_token(sequence: Sequence) -> int:

@@ -13,7 +13,7 @@ SHAPES = {
     "tiny": Size(32, 2, 4, 2, 64, 2048, "qwen2", "float32"),
     "0.5B": SIZES["G1"],
     "1.5B": SIZES["G2"],
-    "7B": Size(3584, 28, 28, 4, 18944, 152064, "qwen2", "bfloat16", 1024),
+    "7B": Size(3584, 28, 28, 4, 18944, 152064, "qwen2", "bfloat16", 4096),
 }
 UNTIED = ("7B",)  # with an untied head
 ADAPTED = ("7B",)  # trained by adapters over one frozen backbone: four copies do not fit on one GPU

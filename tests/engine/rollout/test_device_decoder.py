@@ -52,7 +52,7 @@ plans = st.builds(
 @pytest.fixture(autouse=True, scope="module")
 def many_shapes() -> Iterator[None]:
     """Column step of 8, so that the round shape changes within a run."""
-    with mock.patch.object(device_decoder, "COLUMN_STEP", 8):
+    with mock.patch.object(device_decoder, "SHAPES", replace(device_decoder.SHAPES, column_step=8)):
         yield
 
 
