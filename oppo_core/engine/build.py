@@ -79,8 +79,7 @@ def assemble(
     writer = actor.writer = BackgroundWriter() if spec.training.shards_weights else Writer()
     with ExitStack() as started:  # closes started parts if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
-        if ranks.world > 1:
-            decoder = DistributedDecoder(decoder, ranks, trace.clock, partial(trace.blocked, "tail"), device.type == "cuda")
+        decoder = _on_all_ranks(decoder, ranks, trace, device)
         scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base, writer)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
@@ -113,6 +112,12 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
 
     assert source is not None  # validated by the spec
     return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device)
+
+
+def _on_all_ranks(decoder: DecoderProtocol, ranks: Ranks, trace: Recorder, device: torch.device) -> DecoderProtocol:
+    if ranks.world == 1:
+        return decoder
+    return DistributedDecoder(decoder, ranks, trace.clock, partial(trace.blocked, "tail"), device.type == "cuda")
 
 
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:

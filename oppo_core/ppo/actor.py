@@ -20,7 +20,6 @@ from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare_for_training
 from oppo_core.models.adapters import size_and_adapters
-from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import ONE_TOKEN, mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import restore_weights, save_actor
 from oppo_core.models.oom_retry import PassBudget
@@ -31,7 +30,7 @@ from oppo_core.ppo.deferred_metrics import DeferredMetrics, TokenSums
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.logprobs import response_tokens, token_logprobs
-from oppo_core.ppo.losses import kl_estimate, policy_loss
+from oppo_core.ppo.policy_objective import PolicyObjective
 from oppo_core.ppo.ptx_mix import PretrainingMix
 from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.stepwise import Stepwise
@@ -113,7 +112,7 @@ class ActorTrainer:
         self.ppo = ppo
         self.temperature = temperature
         self.training = training
-        self.max_new_tokens = max_new_tokens
+        self.objective = PolicyObjective(ppo, max_new_tokens)
         self.seed = seed
         prepare_for_training(network, training)
         rates = actor_rates(ppo, steps, *size_and_adapters(network))
@@ -331,7 +330,7 @@ class ActorTrainer:
         forward, metrics = self._take_retained(experience, rows), DeferredMetrics()
         self.optimizer.begin(forward.passes + following)
         for group, (logp, entropy) in forward.groups():
-            loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, metrics)
+            loss = self.objective.loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, metrics)
             self.optimizer.backward(loss / divisor)
         for loss_sum, *pass_sums in metrics.read():
             if not math.isfinite(loss_sum):
@@ -348,65 +347,6 @@ class ActorTrainer:
             forward = self.forward(tokens, prompts, 0, [experience.sequences[r].support for r in rows])
         return forward
 
-    def _loss(
-        self,
-        rows: list[int],
-        experience: Experience,
-        logp: Tensor,
-        entropy: Tensor,
-        kl_coefficient: float,
-        metrics: DeferredMetrics,
-    ) -> Tensor:
-        """Summed loss of some rows; records it and the arguments of `TokenSums.add` in `metrics`."""
-        losses, clipped = self.policy_losses(rows, experience, logp, experience.advantages)
-        scale = self._loss_scale(rows, experience, logp)
-        regularization = self.regularization(rows, experience, logp, entropy, kl_coefficient)
-        loss = (scale * (losses if regularization is None else losses + regularization)).sum()
-        proximal = _tokens_of(experience.proximal_logp, rows, experience.mask, logp)
-        metrics.record(loss, (scale * losses).sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
-        return loss
-
-    def _loss_scale(self, rows: list[int], experience: Experience, like: Tensor) -> Tensor:
-        """Factor [M] of each token's loss; their sum is divided by the mini-batch's tokens or responses
-        (`ppo.loss_aggregation`).
-        """
-        lengths = experience.mask.sum(-1, keepdim=True).double()
-        scale = {
-            "token_mean": torch.ones_like(lengths),
-            "sequence_mean": 1 / lengths,
-            "token_sum": torch.full_like(lengths, 1 / self.max_new_tokens),
-        }[self.ppo.loss_aggregation]
-        return _tokens_of(scale.expand_as(experience.mask), rows, experience.mask, like)
-
-    def policy_losses(
-        self, rows: list[int], experience: Experience, logp: Tensor, advantages: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Policy loss per response token of some rows, and the mask of clipped tokens. `advantages`: of all rows."""
-        proximal, advantages, weights = (
-            _tokens_of(column, rows, experience.mask, logp)
-            for column in (experience.proximal_logp, advantages, experience.weights)
-        )
-        low, high = self.ppo.clip_range, self.ppo.clip_range_high
-        return policy_loss(logp, proximal, advantages, weights, (low, low if high is None else high), self.ppo.dual_clip)
-
-    def regularization(
-        self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float
-    ) -> Tensor | None:
-        """Loss terms [M] without advantages: entropy bonus and KL penalty. None if there are none.
-
-        The KL term estimates an expectation over tokens that the present policy samples, so stale tokens have their importance
-        weight. The entropy of a position is exact whatever token was sampled there, so it has none.
-        """
-        terms = []
-        if self.ppo.entropy_coefficient:
-            terms.append(-self.ppo.entropy_coefficient * entropy)
-        if self.ppo.kl.placement == "loss":
-            reference, weights = (
-                _tokens_of(column, rows, experience.mask, logp) for column in (experience.reference_logp, experience.weights)
-            )
-            terms.append(kl_coefficient * weights * kl_estimate(logp, reference, self.ppo.kl.estimator))
-        return torch.stack(terms).sum(0) if terms else None
-
     def _shortest_pass(self, network: Network) -> tuple[Tensor, Tensor]:
         """The pass that a rank makes where other ranks have more rows."""
         return self._forward(network, ONE_TOKEN, [])
@@ -422,8 +362,3 @@ class ActorTrainer:
         return token_logprobs(
             network, states, targets, support, self.temperature, trains_entropy, self.training.recompute != "off"
         )
-
-
-def _tokens_of(column: Tensor, rows: list[int], mask: Tensor, like: Tensor) -> Tensor:
-    """Values [M] of a column at the response tokens of some rows, with the device and dtype of `like`."""
-    return to_device(column[rows][mask[rows]], like.device).to(like)

@@ -48,12 +48,12 @@ class EarlyGradients:
         parameters = trainer.optimizer.parameters
         for rows, (logp, entropy) in forward.groups():
             losses = [
-                (self.raw, trainer.policy_losses(rows, experience, logp, experience.raw_advantages)[0].sum()),
-                (self.ones, trainer.policy_losses(rows, experience, logp, ones)[0].sum()),
+                (self.raw, trainer.objective.policy_losses(rows, experience, logp, experience.raw_advantages)[0].sum()),
+                (self.ones, trainer.objective.policy_losses(rows, experience, logp, ones)[0].sum()),
             ]
             metrics = [*(loss for _, loss in losses), entropy.sum()]
             self.metrics.add_(torch.stack([metric.detach().double() for metric in metrics]))
-            regularization = trainer.regularization(rows, experience, logp, entropy, kl_coefficient)
+            regularization = trainer.objective.regularization(rows, experience, logp, entropy, kl_coefficient)
             summed = None if regularization is None else regularization.sum()
             candidates = (*losses, (self.regularization, summed))
             terms = [(sums, loss) for sums, loss in candidates if sums and loss is not None]

@@ -22,7 +22,8 @@ GROUPS: Tree = {
     "models": {"critic": "actor"},
 }
 HALF = f"checkpoints/step-{STEPS // 2:08d}"
-WAYS = {"defer": DEFER, "groups": merged(DEFER, GROUPS)}
+TAIL: Tree = {"overlap": {"inter_step": "tail_batch"}}
+WAYS = {"defer": DEFER, "groups": merged(DEFER, GROUPS), "tail": merged(DEFER, TAIL)}
 
 
 def listed(reward_url: str) -> list[dict[str, object]]:
