@@ -29,6 +29,8 @@ def backfill(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
     if until == UNKNOWN:
         return False
     for place in demand.places:
+        if not state.cluster.may_fit_around(place, until):
+            continue
         if not state.ledger.fits_until((run.team_id, place.pool_id), run.devices, until):
             continue
         devices = state.cluster.fit_around(demand, place, until)

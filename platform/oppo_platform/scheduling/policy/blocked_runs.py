@@ -49,10 +49,15 @@ def _note_protected_victims(run: WaitingRun, demand: Demand, state: PlanState) -
     # The larger search may also end without a protected victim.
     if any(state.protected_until(victim) > state.now for victim in victims):
         state.protected_victims[run.run_id] = victims
+        state.awaited.update(victim.run_id for victim in victims)
 
 
 def _within_lookahead(demand: Demand, state: PlanState) -> bool:
-    return any(state.examined[place.pool_id] < state.snapshot.settings.lookahead for place in demand.places)
+    lookahead, examined = state.snapshot.settings.lookahead, state.examined
+    for place in demand.places:  # a loop, because every waiting run comes here
+        if examined[place.pool_id] < lookahead:
+            return True
+    return False
 
 
 def block(run: WaitingRun, demand: Demand, state: PlanState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from oppo_platform.scheduling.policy.placement import ClusterDevices, NodeDevices, may_use
+from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand, NodeDevices, may_use
 from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
 
 NEEDS = {
@@ -25,13 +25,20 @@ def partition(
     """The runs that could start on an empty cluster, and the reasons of the others."""
     by_id = {team.team_id: team for team in teams}
     eligible, infeasible = list[WaitingRun](), dict[int, Reason]()
+    refusals: dict[tuple[int, Demand], Reason | None] = {}  # equal for equal requests of a team
     for run in waiting:
         if run.not_before is not None and run.not_before > now:
             text = "Waits before the next attempt, because the last one failed."
             infeasible[run.run_id] = Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
-        elif not (places := cluster.demand(run).places):
+            continue
+        demand = cluster.demand(run)
+        if not demand.places:
             infeasible[run.run_id] = _unplaceable(run, cluster)
-        elif refusal := _over_every_quota(run, by_id.get(run.team_id), [place.pool_id for place in places], cluster):
+            continue
+        key = run.team_id, demand
+        if key not in refusals:
+            refusals[key] = _over_every_quota(run, by_id.get(run.team_id), [place.pool_id for place in demand.places], cluster)
+        if refusal := refusals[key]:
             infeasible[run.run_id] = refusal
         else:
             eligible.append(run)

@@ -111,6 +111,7 @@ class ClusterDevices:
         self.groups: dict[tuple[int, str], NodeDevices] = {}
         self.group_of: dict[int, NodeDevices] = {}
         self._demands: dict[tuple[object, ...], Demand] = {}
+        self._demand_of: dict[int, Demand] = {}  # by run id
         self.free_in: dict[int, int] = {pool.pool_id: 0 for pool in snapshot.pools}
         self.pools_with_reserved: set[int] = set()  # pools with a device that is free, but reserved
         self.claimed: set[int] = set()  # held devices, reserved for when they become free
@@ -147,11 +148,15 @@ class ClusterDevices:
 
     def demand(self, run: WaitingRun) -> Demand:
         """The run's demand, shared by equal requests."""
+        known = self._demand_of.get(run.run_id)
+        if known is not None:
+            return known
         home = None if run.home is None else run.home[0]
         key = (run.devices, run.nodes_max, run.nodes, run.kind, run.needs, home, run.excluded_nodes)
         if key not in self._demands:
             self._demands[key] = Demand(run.devices, run.nodes_max, run.nodes, list(self._places(run)))
-        return self._demands[key]
+        demand = self._demand_of[run.run_id] = self._demands[key]
+        return demand
 
     def _places(self, run: WaitingRun) -> Iterator[Place]:
         by_pool_and_kind: dict[tuple[bool, int, str], list[NodeDevices]] = {}
@@ -170,9 +175,13 @@ class ClusterDevices:
         place.full = chosen is None
         return None if chosen is None else {b.node.node_id: tuple(b.free[:count]) for b, count in chosen}
 
+    def may_fit_around(self, place: Place, until: float) -> bool:
+        """Whether a stay until then may fit before reservations, as far as earlier searches show."""
+        return until < place.no_gap_until and place.pool_id in self.pools_with_reserved
+
     def fit_around(self, demand: Demand, place: Place, until: float) -> DevicesByNode | None:
         """Free devices, including those reserved from `until` or later; None if they do not fit."""
-        if until >= place.no_gap_until or place.pool_id not in self.pools_with_reserved:
+        if not self.may_fit_around(place, until):
             return None
         usable = {
             b: [*b.free, *(d for d, reserved in b.reserved.items() if reserved.start is not None and until <= reserved.start)]

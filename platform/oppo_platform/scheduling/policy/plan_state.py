@@ -36,6 +36,15 @@ class Blocked:
         return None if self.start == UNKNOWN else self.start
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The tiers of a demand's places for a team, best first, and its places up to each tier. `changes`: of the team's use."""
+
+    changes: int
+    tiers: list[Tier]
+    places: dict[Tier, list[Place]]
+
+
 @dataclass(slots=True)
 class PlanState:
     """Built from a snapshot, updated by each decision."""
@@ -54,10 +63,12 @@ class PlanState:
     # (team, demand, priority) without possible victims.
     unpreemptable: set[tuple[int, int, int]] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)  # victims of this plan
-    # Blocked run → its possible victims after their protected time.
+    # Blocked run → its possible victims after their protected time; and the ids of all of these.
     protected_victims: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
     team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
+    _ranks: dict[tuple[int, Demand], Ranked] = field(default_factory=dict)  # by team and demand
 
     def __post_init__(self) -> None:
         self.cluster = ClusterDevices(self.snapshot, self.now)
@@ -82,7 +93,7 @@ class PlanState:
 
     def may_stop_later(self, run: RunningRun) -> bool:
         """Whether it can be preempted after its protected time, and no other blocked run waits for that."""
-        return self._is_preemptible(run) and not any(run in victims for victims in self.protected_victims.values())
+        return self._is_preemptible(run) and run.run_id not in self.awaited
 
     def _is_preemptible(self, run: RunningRun) -> bool:
         return run.preemptible and not run.stopping and run.run_id not in self.leaving
@@ -91,19 +102,25 @@ class PlanState:
         """The end of the run's protected time."""
         return run.started_at + self.snapshot.settings.protection_s(run.preempted)
 
-    def tier(self, run: WaitingRun, place: Place) -> Tier:
-        """The run's tier in its team's quota there."""
-        return self.ledger.tier((run.team_id, place.pool_id), run.devices)
-
     def tiers(self, run: WaitingRun) -> list[Tier]:
         """The tiers of its places, best first; `OVER` only if there is no other."""
-        tiers = sorted({self.tier(run, place) for place in self.cluster.demand(run).places})
-        return [tier for tier in tiers if tier is not Tier.OVER] or [Tier.OVER]
+        return self._ranked(run).tiers
 
     def options(self, run: WaitingRun, worst: Tier = Tier.BORROWED) -> list[Place]:
         """Its places up to a tier: own before borrowed, GPUs before CPUs, then by pool."""
-        ranked = [(self.tier(run, place), place) for place in self.cluster.demand(run).places]
-        return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier <= worst]
+        return self._ranked(run).places[worst]
+
+    def _ranked(self, run: WaitingRun) -> Ranked:
+        """The run's places by its team's quota; computed once for equal requests of a team until its use changes."""
+        demand = self.cluster.demand(run)
+        changes, known = self.ledger.changes[run.team_id], self._ranks.get((run.team_id, demand))
+        if known is None or known.changes != changes:
+            by_tier = [(self.ledger.tier((run.team_id, place.pool_id), run.devices), place) for place in demand.places]
+            by_tier.sort(key=lambda entry: entry[0])
+            tiers = sorted({tier for tier, _ in by_tier if tier is not Tier.OVER}) or [Tier.OVER]
+            places = {worst: [place for tier, place in by_tier if tier <= worst] for worst in Tier}
+            known = self._ranks[run.team_id, demand] = Ranked(changes, tiers, places)
+        return known
 
     def place(self, run: WaitingRun, place: Place, devices: DevicesByNode, backfill: Backfill | None = None) -> None:
         """Allocate the devices to the run."""

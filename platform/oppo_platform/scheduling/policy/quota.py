@@ -32,6 +32,7 @@ class Ledger:
         self.leaving: Counter[Account] = Counter()
         self.promised: Counter[Account] = Counter()
         self.promised_from: dict[Account, float] = {}
+        self.changes: Counter[int] = Counter()  # of `used` and `promised`, by team
         self._quotas = {(team.team_id, pool_id): quota for team in snapshot.teams for pool_id, quota in team.quotas.items()}
         self._pool_of = {node.node_id: node.pool_id for node in snapshot.nodes}
         for run in snapshot.running:
@@ -58,6 +59,7 @@ class Ledger:
         """Count these devices as used by the team."""
         for pool_id, count in self.devices_by_pool(devices).items():
             self.used[team_id, pool_id] += count
+        self.changes[team_id] += 1
 
     def leave(self, team_id: int, devices: DevicesByNode) -> None:
         """Count these devices as those of a stopping run."""
@@ -67,6 +69,7 @@ class Ledger:
     def promise(self, account: Account, devices: int, start: float) -> None:
         """Reserve quota for a blocked run with this estimated start."""
         self.promised[account] += devices
+        self.changes[account[0]] += 1
         self.promised_from[account] = min(start, self.promised_from.get(account, start))
 
     def tier(self, account: Account, devices: int) -> Tier:
