@@ -20,7 +20,7 @@ def preempt_for(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
     key = (run.team_id, id(demand), run.priority)
     if key in state.unpreemptable or not _within_lookahead(demand, state):
         return False
-    clearance = find_victims(run, demand, state, state.may_stop)
+    clearance = find_victims(run, demand, state)
     if clearance is None:
         state.unpreemptable.add(key)
         _note_protected_victims(run, demand, state)
@@ -44,7 +44,7 @@ def _note_protected_victims(run: WaitingRun, demand: Demand, state: PlanState) -
     """Store the runs that may be preempted for this run once their protected time has passed, for its reason."""
     if all(state.protected_until(other) <= state.now for place in demand.places for other in state.running(place.pool_id)):
         return
-    later = find_victims(run, demand, state, state.may_stop_later)
+    later = find_victims(run, demand, state, later=True)
     victims = () if later is None else tuple(victim.run for victim in later.victims)
     # The larger search may also end without a protected victim.
     if any(state.protected_until(victim) > state.now for victim in victims):
@@ -53,11 +53,7 @@ def _note_protected_victims(run: WaitingRun, demand: Demand, state: PlanState) -
 
 
 def _within_lookahead(demand: Demand, state: PlanState) -> bool:
-    lookahead, examined = state.snapshot.settings.lookahead, state.examined
-    for place in demand.places:  # a loop, because every waiting run comes here
-        if examined[place.pool_id] < lookahead:
-            return True
-    return False
+    return any(state.examined[place.pool_id] < state.snapshot.settings.lookahead for place in demand.places)
 
 
 def block(run: WaitingRun, demand: Demand, state: PlanState) -> None:

@@ -68,6 +68,7 @@ class PlanState:
     awaited: set[int] = field(default_factory=set)
     team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
+    _stoppable: dict[tuple[int, bool], tuple[tuple[int, int], dict[int, list[RunningRun]]]] = field(default_factory=dict)
     _ranks: dict[tuple[int, Demand], Ranked] = field(default_factory=dict)  # by team and demand
 
     def __post_init__(self) -> None:
@@ -86,6 +87,21 @@ class PlanState:
     def running(self, pool_id: int) -> list[RunningRun]:
         """The runs that hold devices of the pool, by id."""
         return self._running.get(pool_id, [])
+
+    def stoppable(self, pool_id: int, later: bool) -> dict[int, list[RunningRun]]:
+        """By team, the runs that hold devices of the pool and may be preempted: now, or also after their protected time.
+
+        In the order of their ids; computed again once a run was preempted or is awaited.
+        """
+        key, version = (pool_id, later), (len(self.leaving), len(self.awaited))
+        known = self._stoppable.get(key)
+        if known is None or known[0] != version:
+            by_team: dict[int, list[RunningRun]] = {}
+            may_stop = self.may_stop_later if later else self.may_stop
+            for run in filter(may_stop, self.running(pool_id)):
+                by_team.setdefault(run.team_id, []).append(run)
+            known = self._stoppable[key] = version, by_team
+        return known[1]
 
     def may_stop(self, run: RunningRun) -> bool:
         """Whether the run can be preempted now: it is preemptible, not stopping, and its protected time has passed."""

@@ -13,7 +13,7 @@ Of the sufficient sets the one with the fewest runs, then the fewest devices, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -42,7 +42,6 @@ class Victim:
 
 
 VictimsByNode = Mapping[NodeDevices, Sequence[Victim]]
-MayStop = Callable[[RunningRun], bool]
 
 
 @dataclass(slots=True)
@@ -58,10 +57,14 @@ class Clearance:
         return len(self.victims), sum(v.size for v in self.victims), min(self.devices)
 
 
-def find_victims(run: WaitingRun, demand: Demand, state: PlanState, may_stop: MayStop) -> Clearance | None:
-    """The cheapest clearance, with victims if stopping runs do not release enough; None if impossible."""
-    searches = [VictimSearch(run, demand, place, state, may_stop) for place in demand.places]
-    for cause in Cause:
+def find_victims(run: WaitingRun, demand: Demand, state: PlanState, later: bool = False) -> Clearance | None:
+    """The cheapest clearance, with victims if stopping runs do not release enough; None if impossible.
+
+    `later`: among runs in their protected time too.
+    """
+    searches = [VictimSearch(run, demand, place, state, later) for place in demand.places]
+    causes = {victim.cause for search in searches for victim in search.candidates}
+    for cause in sorted(causes | {Cause.BACKFILL}):  # another one adds no victim
         clearances = [clearance for search in searches if (clearance := search.cheapest_up_to(cause)) is not None]
         if clearances:
             return min(clearances, key=lambda clearance: clearance.cost)
@@ -71,24 +74,31 @@ def find_victims(run: WaitingRun, demand: Demand, state: PlanState, may_stop: Ma
 class VictimSearch:
     """The candidates for preemption in one place, and the cheapest set of them."""
 
-    def __init__(self, run: WaitingRun, demand: Demand, place: Place, state: PlanState, may_stop: MayStop) -> None:
-        """Collect the candidates that `may_stop` allows."""
+    def __init__(self, run: WaitingRun, demand: Demand, place: Place, state: PlanState, later: bool) -> None:
+        """Collect the candidates."""
         self.run, self.demand, self.place, self.state = run, demand, place, state
         self.account = (run.team_id, place.pool_id)
         self.owed = state.ledger.over_by(self.account, run.devices)
-        self.candidates = self._candidates(may_stop)
+        self.candidates = self._candidates(state.stoppable(place.pool_id, later))
 
-    def _candidates(self, may_stop: MayStop) -> list[Victim]:
-        others = [other for other in self.state.running(self.place.pool_id) if may_stop(other)]
-        lower = [o for o in others if o.team_id == self.run.team_id and o.priority < self.run.priority]
-        own = sum(self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id] for other in lower)
-        # Upper bound: as if all runs of the team with a lower priority were stopped. `_allowed` checks the chosen set exactly.
-        reclaimable = {team_id for team_id in {other.team_id for other in others} if self.may_reclaim(team_id, 0, 0, own)}
-        return [
-            Victim(other, cause, self._freed_devices(other), self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id])
-            for other in others
-            if (cause := self._cause(other, other.team_id in reclaimable)) is not None
-        ]
+    def _candidates(self, by_team: Mapping[int, Sequence[RunningRun]]) -> list[Victim]:
+        """In the order of their ids."""
+        lower = [other for other in by_team.get(self.run.team_id, ()) if other.priority < self.run.priority]
+        own = sum(self._devices(other) for other in lower)
+        victims = []
+        for team_id, others in by_team.items():
+            # Upper bound: as if all runs of the team with a lower priority were stopped. `_allowed` checks the chosen set.
+            reclaimable = self.may_reclaim(team_id, 0, 0, own)
+            victims += [
+                Victim(other, cause, self._freed_devices(other), self._devices(other))
+                for other in others
+                if (cause := self._cause(other, reclaimable)) is not None
+            ]
+        return sorted(victims, key=lambda victim: victim.run.run_id)
+
+    def _devices(self, other: RunningRun) -> int:
+        """Its devices in the pool."""
+        return self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id]
 
     def _cause(self, other: RunningRun, reclaimable: bool) -> Cause | None:
         term = other.backfill

@@ -6,29 +6,47 @@ A reason names only runs of the run's own team; runs of other teams are counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from oppo_platform.scheduling.policy.feasibility import describe_nodes, describe_request, low_on_disk, node_names
-from oppo_platform.scheduling.policy.placement import UNKNOWN, NodeDevices, Place, select_devices, select_whole_nodes
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, NodeDevices, Place, select_devices, select_whole_nodes
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why the devices do not suffice for a demand, in its places where quota is not the only limit (`short`).
+
+    `reserved_for`: the run of each reserved device there. `fits_reserved`: whether they would suffice with these.
+    """
+
+    short: list[Place]
+    groups: list[NodeDevices]
+    reserved_for: list[int]
+    free: int
+    usable: int
+    request: str
+    fits_reserved: bool
+
+
 def explain(state: PlanState) -> dict[int, Reason]:
     """The reasons of all blocked runs, by run id. Equal requests beyond the lookahead share one."""
+    shortages: dict[Demand, Shortage] = {}
     shared: dict[tuple[int, int, str, bool], Reason] = {}
     reasons: dict[int, Reason] = {}
     for blocked in state.blocked:
         if blocked.victims or blocked.start != UNKNOWN or blocked.run.run_id in state.protected_victims:
-            reasons[blocked.run.run_id] = _reason(blocked, state)
+            reasons[blocked.run.run_id] = _reason(blocked, state, shortages)
             continue
         key = (blocked.run.team_id, id(blocked.demand), blocked.cause, blocked.run.estimate_s is None)
         if key not in shared:
-            shared[key] = _reason(blocked, state)
+            shared[key] = _reason(blocked, state, shortages)
         reasons[blocked.run.run_id] = shared[key]
     return reasons
 
 
-def _reason(blocked: Blocked, state: PlanState) -> Reason:
+def _reason(blocked: Blocked, state: PlanState, shortages: dict[Demand, Shortage]) -> Reason:
     if blocked.cause == "preempting":
         text = "Waits for stopping runs to release their devices."
         if victims := blocked.victims:
@@ -41,7 +59,9 @@ def _reason(blocked: Blocked, state: PlanState) -> Reason:
         return _protected(blocked.run, victims, from_when)
     if blocked.cause == "quota":
         return _quota(blocked, state)
-    return _devices(blocked, state)
+    if blocked.demand not in shortages:
+        shortages[blocked.demand] = _shortage_of(blocked.run, blocked.demand)
+    return _devices(blocked, state, shortages[blocked.demand])
 
 
 def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
@@ -79,36 +99,46 @@ def _quota(blocked: Blocked, state: PlanState) -> Reason:
     return Reason("quota", text, detail, blocked.estimated_start, hint)
 
 
-def _devices(blocked: Blocked, state: PlanState) -> Reason:
-    """The shortage of devices, in the places where quota is not the only limit."""
-    run, demand = blocked.run, blocked.demand
+def _shortage_of(run: WaitingRun, demand: Demand) -> Shortage:
+    """`run` is any of the runs with this demand."""
     short = [place for place in demand.places if select_devices(place.groups, run, lambda b: len(b.free)) is None]
-    if not short:
-        return _quota(blocked, state)
     groups = [group for place in short for group in place.groups]
-    reserved_for = [r.run_id for group in groups for r in group.reserved.values() if r.run_id != run.run_id]
-    free = sum(len(group.free) + len(group.reserved) for group in groups)
     models = {group.model if group.kind == "cuda" else "" for group in groups}
-    request = describe_request(run, models.pop() if len(models) == 1 else "")
-    detail = {"devices": run.devices, "free": free, "kept": len(reserved_for), "usable": sum(group.size for group in groups)}
-    if reserved_for and any(select_devices(place.groups, run, lambda b: len(b.free) + len(b.reserved)) for place in short):
+    return Shortage(
+        short, groups,
+        reserved_for=[reserved.run_id for group in groups for reserved in group.reserved.values()],
+        free=sum(len(group.free) + len(group.reserved) for group in groups),
+        usable=sum(group.size for group in groups),
+        request=describe_request(run, models.pop() if len(models) == 1 else ""),
+        fits_reserved=any(select_devices(place.groups, run, lambda b: len(b.free) + len(b.reserved)) for place in short),
+    )  # fmt: skip
+
+
+def _devices(blocked: Blocked, state: PlanState, shortage: Shortage) -> Reason:
+    """The shortage of devices, in the places where quota is not the only limit."""
+    run = blocked.run
+    if not shortage.short:
+        return _quota(blocked, state)
+    reserved_for, request = [run_id for run_id in shortage.reserved_for if run_id != run.run_id], shortage.request
+    detail = {"devices": run.devices, "free": shortage.free, "kept": len(reserved_for), "usable": shortage.usable}
+    if reserved_for and shortage.fits_reserved:
         own = [run_id for run_id in reserved_for if state.team_of.get(run_id) == run.team_id]
         ahead = f"run {own[0]}" if own else "a run of another team"
         text = f"Waits for {request}: enough are free, but reserved for {ahead} ahead of it."
         hint = f"Set a {'' if run.estimate_s is None else 'shorter '}max runtime so that it can be backfilled."
         return Reason("reserved", text, detail, blocked.estimated_start, hint)
-    text = _shortage(run, groups, free, request)
+    text = _shortage_text(run, shortage)
     if full := low_on_disk(run, state.cluster):
         text += f" {node_names(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk."
-    return Reason("devices", text, detail, blocked.estimated_start, _smaller_request(run, short))
+    return Reason("devices", text, detail, blocked.estimated_start, _smaller_request(run, shortage.short))
 
 
-def _shortage(run: WaitingRun, groups: Sequence[NodeDevices], free: int, request: str) -> str:
+def _shortage_text(run: WaitingRun, shortage: Shortage) -> str:
+    free, usable, request = shortage.free, shortage.usable, shortage.request
     if free == 0:
-        usable = sum(group.size for group in groups)
         used = "the only suitable one is" if usable == 1 else f"all {usable} suitable ones are"
         return f"Waits for {request}: {used} in use."
-    nodes = sum(bool(group.free or group.reserved) for group in groups)
+    nodes = sum(bool(group.free or group.reserved) for group in shortage.groups)
     spread = f", spread over {nodes} nodes" if nodes > 1 else ""
     return f"Waits for {request} on {describe_nodes(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
 
