@@ -40,6 +40,17 @@ def backfill(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
     return False
 
 
+def may_start(run: WaitingRun, demand: Demand, state: PlanState, until: float) -> bool:
+    """Whether the run fits on free devices, or on reserved ones if it stays until then."""
+    if any(state.cluster.fit(demand, place) for place in state.options(run)):
+        return True
+    if until == UNKNOWN:
+        return False
+    accounts = ((place, (run.team_id, place.pool_id)) for place in demand.places)
+    within_quota = (place for place, account in accounts if state.ledger.fits_until(account, run.devices, until))
+    return any(state.cluster.fit_around(demand, place, until) for place in within_quota)
+
+
 def _condition(devices: DevicesByNode, place: Place, state: PlanState) -> Backfill | None:
     """The earliest reservation on the devices: the run to make way for, and when."""
     reserved = [b.reserved[d] for b in place.groups for d in devices.get(b.node.node_id, ()) if d in b.reserved]

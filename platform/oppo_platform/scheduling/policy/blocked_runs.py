@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from oppo_platform.scheduling.policy.backfill import earliest
+from collections.abc import Iterable
+
+from oppo_platform.scheduling.policy.backfill import earliest, max_stay_s, may_start
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.preemption import Cause, find_victims
@@ -56,15 +58,37 @@ def _within_lookahead(demand: Demand, state: PlanState) -> bool:
     return any(state.examined[place.pool_id] < state.snapshot.settings.lookahead for place in demand.places)
 
 
+def nothing_starts(runs: Iterable[WaitingRun], state: PlanState) -> bool:
+    """Whether none of these runs, nor any decision about them, changes the state any more.
+
+    True if the lookahead is used up, and no equal request, of the one with the shortest stay, fits.
+    """
+    stays: dict[tuple[int, Demand], tuple[WaitingRun, float]] = {}
+    for run in runs:
+        demand, stay_s = state.cluster.demand(run), max_stay_s(run, state.snapshot.settings)
+        known = stays.get((run.team_id, demand))
+        if known is None or stay_s < known[1]:
+            stays[run.team_id, demand] = run, stay_s
+    if any(_within_lookahead(demand, state) for _, demand in stays):
+        return False
+    return not any(may_start(run, demand, state, state.now + stay_s) for (_, demand), (run, stay_s) in stays.items())
+
+
 def block(run: WaitingRun, demand: Demand, state: PlanState) -> None:
     """Record why the run waits; a pool's head gets a reservation, runs within the lookahead an estimate."""
     options = state.options(run)
     if not _within_lookahead(demand, state):
-        state.blocked.append(Blocked(run, demand, "devices" if options else "quota", place=(options or demand.places)[0]))
+        state.blocked.append(blocked_behind(run, demand, state))
     elif options:
         _wait_for_devices(run, demand, options, state)
     else:
         _wait_for_quota(run, demand, state)
+
+
+def blocked_behind(run: WaitingRun, demand: Demand, state: PlanState) -> Blocked:
+    """A run beyond the lookahead."""
+    options = state.options(run)
+    return Blocked(run, demand, "devices" if options else "quota", place=(options or demand.places)[0])
 
 
 def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], state: PlanState) -> None:

@@ -7,7 +7,7 @@ scheduling); every waiting run is placed or has a reason; equal snapshots give e
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import backfill
-from oppo_platform.scheduling.policy.blocked_runs import block, preempt_for
+from oppo_platform.scheduling.policy.blocked_runs import block, nothing_starts, preempt_for
 from oppo_platform.scheduling.policy.feasibility import infeasible_reason, partition
 from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand
 from oppo_platform.scheduling.policy.plan_state import PlanState
@@ -16,18 +16,27 @@ from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain
 from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot, WaitingRun
 
+# Blocked runs at which the plan first looks whether any later run can start; then at twice as many each time.
+FIRST_CHECK = 64
+
 
 def plan(snapshot: Snapshot, now: float) -> Decisions:
     """Placements, preemptions, reservations, and the reasons of waiting runs; `now` in POSIX seconds."""
     state = PlanState(snapshot, now)
     eligible, infeasible = partition(snapshot.waiting, state.cluster, snapshot.teams, now)
     queue = Queue(eligible, state.tiers, state.shares, snapshot.reservations)
+    checked = FIRST_CHECK
     for run, tier in queue.turns():
         demand = state.cluster.demand(run)
         if start(run, demand, state, tier) or queue.defer(run, tier):
             continue
         if not (backfill(run, demand, state) or preempt_for(run, demand, state)):
             block(run, demand, state)
+        if len(state.blocked) >= checked:
+            checked *= 2
+            if nothing_starts(queue.later, state):
+                state.rest = list(queue.rest())
+                break
     last = sorted(
         (run for run in snapshot.waiting if run.run_id in infeasible), key=lambda run: (run.team_id, place_in_team(run))
     )
@@ -36,7 +45,7 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
         preemptions=tuple(state.preemptions),
         reservations=tuple(state.reservations),
         reasons=infeasible | explain(state),
-        order=(*(blocked.run.run_id for blocked in state.blocked), *(run.run_id for run in last)),
+        order=(*(blocked.run.run_id for blocked in state.blocked), *(run.run_id for run in (*state.rest, *last))),
     )
 
 

@@ -58,6 +58,7 @@ class PlanState:
     preemptions: list[Preemption] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
+    rest: list[WaitingRun] = field(default_factory=list)  # blocked runs after these, which change nothing any more
     examined: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
     heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run with a reservation
     # (team, demand, priority) without possible victims.
@@ -133,7 +134,7 @@ class PlanState:
         if known is None or known.changes != changes:
             by_tier = [(self.ledger.tier((run.team_id, place.pool_id), run.devices), place) for place in demand.places]
             by_tier.sort(key=lambda entry: entry[0])
-            tiers = sorted({tier for tier, _ in by_tier if tier is not Tier.OVER}) or [Tier.OVER]
+            tiers = sorted({tier for tier, _ in by_tier} - {Tier.OVER}) or [Tier.OVER]
             places = {worst: [place for tier, place in by_tier if tier <= worst] for worst in Tier}
             known = self._ranks[run.team_id, demand] = Ranked(changes, tiers, places)
         return known

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oppo_platform.scheduling.policy.blocked_runs import blocked_behind
 from oppo_platform.scheduling.policy.feasibility import describe_nodes, describe_request, low_on_disk, node_names
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, NodeDevices, Place, select_devices, select_whole_nodes
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
@@ -43,6 +44,18 @@ def explain(state: PlanState) -> dict[int, Reason]:
         if key not in shared:
             shared[key] = _reason(blocked, state, shortages)
         reasons[blocked.run.run_id] = shared[key]
+    return reasons | _explain_rest(state, shortages)
+
+
+def _explain_rest(state: PlanState, shortages: dict[Demand, Shortage]) -> dict[int, Reason]:
+    shared: dict[tuple[int, Demand, bool], Reason] = {}
+    reasons: dict[int, Reason] = {}
+    for run in state.rest:
+        demand = state.cluster.demand(run)
+        key = (run.team_id, demand, run.estimate_s is None)
+        if key not in shared:
+            shared[key] = _reason(blocked_behind(run, demand, state), state, shortages)
+        reasons[run.run_id] = shared[key]
     return reasons
 
 
