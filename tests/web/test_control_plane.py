@@ -117,7 +117,7 @@ BROKEN = {
     "a wish that waits for nobody": ([(lifecycle, "_request_stop", lambda attempt, within_s: False)], 96),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
-    "a cycle that gives no reasons": ([(cycle, "store_reasons", lambda decisions, now: 0)], 0),
+    "a cycle that gives no reasons": ([(cycle, "store_reasons", lambda decisions, now, kept: 0)], 0),
 }
 
 

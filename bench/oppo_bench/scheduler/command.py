@@ -111,19 +111,21 @@ def bench_servers() -> Iterator[None]:
 
 def _cycles(load: Load, repetitions: int) -> list[Result]:
     from oppo_bench.document import Result
-    from oppo_platform.scheduling.cycle import run_cycle
+    from oppo_platform.scheduling.cycle import Kept, run_cycle
 
+    kept = Kept()
+    run_cycle(kept)
     chance, busy, idle, placed = generator(load.seed), [], [], 0
     for _ in range(repetitions):
         end_some(chance)
         start = time.perf_counter()
-        result = run_cycle()
+        result = run_cycle(kept)
         busy.append(1e3 * (time.perf_counter() - start))
         assert result is not None, "another scheduler runs on this database"
         placed += result.placed
         begin_all(chance)
         start = time.perf_counter()
-        run_cycle()
+        run_cycle(kept)
         idle.append(1e3 * (time.perf_counter() - start))
     return [
         Result.of(f"cycle_ms/{load.name}", "ms", busy),

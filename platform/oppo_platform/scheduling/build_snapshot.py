@@ -1,10 +1,15 @@
-"""Builds the policy's snapshot of the cluster from the database: a handful of queries, no decision."""
+"""Builds the policy's snapshot of the cluster from the database: a handful of queries, no decision.
+
+Waiting runs may be thousands. A process that builds snapshots repeatedly keeps them (`waiting_runs`) and reads changed ones only.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +23,10 @@ from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.projects.models import Project
 from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, TeamQuota, TeamShare
 from oppo_platform.scheduling.usage import decayed_usage
 
@@ -36,20 +43,29 @@ RUNNING = (
 )  # fmt: skip
 
 
-def build_snapshot(now: datetime) -> policy.Snapshot:
-    """The snapshot for `policy.plan`."""
+def waiting_runs() -> KeptRows[policy.WaitingRun]:
+    """The waiting runs, without their homes and preemptions."""
+    versions = f"""
+        SELECT string_agg(id || ':' || team_id || ':' || xmin || ctid, ' ')
+          FROM (SELECT run.id, project.team_id, run.xmin, run.ctid FROM {Run._meta.db_table} AS run
+                  JOIN {Project._meta.db_table} AS project ON project.id = run.project_id
+                 WHERE run.state = %s ORDER BY run.priority DESC, run.queued_at, run.id LIMIT {MOST_WAITING}) AS queued
+    """  # noqa: S608 - no input
+    return KeptRows(versions, _read_waiting)
+
+
+def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = None) -> policy.Snapshot:
+    """The snapshot for `policy.plan`. `kept`: the waiting runs of earlier snapshots."""
     unreleased = Allocation.objects.filter(released_at__isnull=True).order_by("device_id")
     held = list(unreleased.values_list("attempt_id", "attempt__run_id", "device_id"))
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
-    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
-    waiting = list(queued.values(*WAITING)[:MOST_WAITING])
+    waiting = (kept or waiting_runs()).rows(RunState.QUEUED)
     homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
         nodes=nodes,
         teams=_teams(now),
-        waiting=tuple(_waiting(row, homes, preempted) for row in waiting),
+        waiting=_with_history(waiting, homes, preempted),
         running=_running(nodes, held, preempted, now),
         reservations=_reservations(),
         settings=policy.PolicySettings(
@@ -91,7 +107,22 @@ def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
 
 
-def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: dict[int, int]) -> policy.WaitingRun:
+def _read_waiting(run_ids: Sequence[int]) -> dict[int, policy.WaitingRun]:
+    queued = Run.objects.filter(state=RunState.QUEUED, pk__in=run_ids)
+    queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
+    return {row["id"]: _waiting(row) for row in queued.values(*WAITING)}
+
+
+def _with_history(
+    waiting: dict[int, policy.WaitingRun], homes: dict[int, tuple[int, str]], preempted: dict[int, int]
+) -> tuple[policy.WaitingRun, ...]:
+    """The runs with their homes and preemptions, which are in other tables."""
+    for run_id in waiting.keys() & (homes.keys() | preempted.keys()):
+        waiting[run_id] = replace(waiting[run_id], home=homes.get(run_id), preempted=preempted.get(run_id, 0))
+    return tuple(waiting.values())
+
+
+def _waiting(row: dict[str, Any]) -> policy.WaitingRun:
     kind, nodes, needs = _needs(row["needs_text"])
     return policy.WaitingRun(
         run_id=row["id"],
@@ -101,7 +132,6 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
         kind=kind,
         nodes=nodes,
         needs=needs,
-        home=homes.get(row["id"]),
         # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
         submitted_at=row["queued_at"].timestamp(),
         preemptible=row["preemptible"],
@@ -110,7 +140,6 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
         steps_per_s=_pace(row["step"], row["elapsed_s"]),
         excluded_nodes=_numbers(row["excluded_text"]),
         not_before=_posix(row["not_before"]),
-        preempted=preempted.get(row["id"], 0),
     )
 
 

@@ -9,7 +9,8 @@ because claiming is a compare-and-set and every heartbeat repeats unclaimed orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -24,13 +25,14 @@ from oppo_platform.runs.launches import create_launches
 from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.runs.transitions import RunMoved, move_run
-from oppo_platform.scheduling.build_snapshot import build_snapshot
+from oppo_platform.scheduling.build_snapshot import build_snapshot, waiting_runs
 from oppo_platform.scheduling.dispatch import send_due
+from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.liveness import credit_downtime, fence_absent, fence_expired, release_unclaimed
 from oppo_platform.scheduling.models import BackfillTerm, Dispatch
-from oppo_platform.scheduling.policy import Decisions, Placement, plan
+from oppo_platform.scheduling.policy import Decisions, Placement, WaitingRun, plan
 from oppo_platform.scheduling.usage import settle
-from oppo_platform.scheduling.wait_reasons import store_order, store_reasons, store_reservations
+from oppo_platform.scheduling.wait_reasons import StoredReason, store_order, store_reasons, store_reservations, stored_reasons
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +55,17 @@ class CycleResult:
         return {"placed": self.placed, "preempted": self.preempted, "fenced": self.fenced, "waiting": waiting, "sent": self.sent}
 
 
-def run_cycle() -> CycleResult | None:
-    """One cycle; None if another scheduler's cycle is running."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rows that a scheduler process keeps between its cycles."""
+
+    waiting: KeptRows[WaitingRun] = field(default_factory=waiting_runs)
+    reasons: KeptRows[StoredReason] = field(default_factory=stored_reasons)
+
+
+def run_cycle(kept: Kept | None = None) -> CycleResult | None:
+    """One cycle; None if another scheduler's cycle is running. `kept`: of the process's earlier cycles."""
+    kept = kept or Kept()
     with transaction.atomic():
         if not _try_lock():
             return None
@@ -63,10 +74,11 @@ def run_cycle() -> CycleResult | None:
         fenced = fence_expired(now) + release_unclaimed(now) + fence_absent(now)
         pause_overtime(now)
         settle(now)
-        decisions = plan(build_snapshot(now), now.timestamp())
-        placed = sum(_allocate(placement, now) for placement in decisions.placements)
+        decisions = plan(build_snapshot(now, kept.waiting), now.timestamp())
+        nodes = Node.objects.in_bulk({node_id for placement in decisions.placements for node_id in placement.devices})
+        placed = sum(_allocate(placement, nodes, now) for placement in decisions.placements)
         preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
-        store_reasons(decisions, now)
+        store_reasons(decisions, now, kept.reasons)
         store_reservations(decisions)
         store_order(decisions)
     return CycleResult(decisions, placed, preempted, fenced, sent=send_due())
@@ -78,21 +90,23 @@ def _try_lock() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def _allocate(placement: Placement, now: datetime) -> bool:
-    """Create the attempt, its allocations and its launch order, and move the run; False if the run has changed."""
+def _allocate(placement: Placement, nodes: Mapping[int, Node], now: datetime) -> bool:
+    """Create the attempt, its allocations and its launch order, and move the run; False if the run or a node has changed."""
+    if not placement.devices.keys() <= nodes.keys():
+        return False
     try:
         with transaction.atomic():
             run = Run.objects.select_for_update().get(pk=placement.run_id)
             if run.state != RunState.QUEUED:
                 return False
-            attempt = _new_attempt(run, placement, now)
+            attempt = _new_attempt(run, placement, nodes, now)
             Allocation.objects.bulk_create(
                 Allocation(attempt=attempt, device_id=device_id, created_at=now) for device_id in placement.device_ids
             )
             if placement.backfill is not None:
                 until = datetime.fromtimestamp(placement.backfill.until, UTC)
                 BackfillTerm.objects.create(attempt=attempt, for_run_id=placement.backfill.for_run_id, until=until)
-            _order_launches(attempt, placement, now)
+            _order_launches(attempt, placement, nodes, now)
             move_run(run, RunState.ALLOCATED, f"Allocated on {node_names(attempt)}.", "scheduler")
     except (IntegrityError, RunMoved) as error:
         log.warning("allocation_conflict", run=placement.run_id, error=str(error))
@@ -100,14 +114,14 @@ def _allocate(placement: Placement, now: datetime) -> bool:
     return True
 
 
-def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
-    saved = latest_checkpoint(run)
+def _new_attempt(run: Run, placement: Placement, nodes: Mapping[int, Node], now: datetime) -> Attempt:
+    saved = latest_checkpoint(run) if run.epochs or run.begins_with_id else None
     run.epochs += 1
     run.save(update_fields=["epochs"])
     return Attempt.objects.create(
         run=run,
         epoch=run.epochs,
-        node_id=next(iter(placement.devices)),  # other nodes connect to the first one
+        node=nodes[next(iter(placement.devices))],  # other nodes connect to the first one
         nodes=len(placement.devices),
         created_at=now,
         lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),
@@ -116,12 +130,11 @@ def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
     )
 
 
-def _order_launches(attempt: Attempt, placement: Placement, now: datetime) -> None:
+def _order_launches(attempt: Attempt, placement: Placement, nodes: Mapping[int, Node], now: datetime) -> None:
     """A launch order for every node; those of the other nodes are sent once the first node has claimed the attempt."""
     Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
     if attempt.nodes > 1:
         launches = create_launches(attempt, list(placement.devices)[1:])
-        queues = dict(Node.objects.filter(pk__in=placement.devices).values_list("pk", "queue"))
         Dispatch.objects.bulk_create(
-            Dispatch(attempt=attempt, launch=launch, queue=queues[launch.node_id], created_at=now) for launch in launches
+            Dispatch(attempt=attempt, launch=launch, queue=nodes[launch.node_id].queue, created_at=now) for launch in launches
         )

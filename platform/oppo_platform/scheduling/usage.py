@@ -60,11 +60,15 @@ def settle(now: datetime) -> int:
     added: dict[int, float] = defaultdict(float)
     for _, team_id, start, end in rows:
         added[team_id] += decayed_seconds(start, end, now, half_life)
-    for team_id, seconds in sorted(added.items()):
-        usage, _ = Usage.objects.select_for_update().get_or_create(team_id=team_id, defaults={"at": now})
+    if not rows:
+        return 0
+    known = {usage.team_id: usage for usage in Usage.objects.select_for_update().filter(team_id__in=added).order_by("team_id")}
+    for team_id, seconds in added.items():
+        usage = known.setdefault(team_id, Usage(team_id=team_id, at=now))
         usage.device_seconds = decayed(usage.device_seconds, (now - usage.at).total_seconds(), half_life) + seconds
         usage.at = now
-        usage.save(update_fields=["device_seconds", "at"])
+    written = [Usage(team_id=team_id, device_seconds=usage.device_seconds, at=now) for team_id, usage in sorted(known.items())]
+    Usage.objects.bulk_create(written, update_conflicts=True, unique_fields=["team"], update_fields=["device_seconds", "at"])
     Allocation.objects.filter(pk__in=[row[0] for row in rows]).update(settled=True)
     return len(rows)
 

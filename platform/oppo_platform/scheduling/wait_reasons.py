@@ -6,10 +6,12 @@ plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from oppo_platform.runs.transitions import update_waiting_reasons
+from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.policy import Decisions, Reason
 
@@ -27,10 +29,20 @@ class StoredReason(NamedTuple):
     estimated_start: datetime | None
 
 
-def store_reasons(decisions: Decisions, now: datetime) -> int:
-    """Store why each run of `decisions.reasons` waits. Returns the number of rows written."""
-    rows = WaitingReason.objects.values_list("run_id", *StoredReason._fields)
-    known = {run_id: StoredReason(*stored) for run_id, *stored in rows}
+def stored_reasons() -> KeptRows[StoredReason]:
+    """The stored reasons."""
+    table = WaitingReason._meta.db_table
+    return KeptRows(f"SELECT string_agg(run_id || ':' || xmin || ctid, ' ') FROM {table}", _read_stored)  # noqa: S608 - no input
+
+
+def _read_stored(run_ids: Sequence[int]) -> dict[int, StoredReason]:
+    rows = WaitingReason.objects.filter(run_id__in=run_ids).values_list("run_id", *StoredReason._fields)
+    return {run_id: StoredReason(*stored) for run_id, *stored in rows}
+
+
+def store_reasons(decisions: Decisions, now: datetime, kept: KeptRows[StoredReason] | None = None) -> int:
+    """Store why each run of `decisions.reasons` waits. Returns the number of rows written. `kept`: those of earlier calls."""
+    known = (kept or stored_reasons()).rows()
     written: list[WaitingReason] = []
     messages: dict[int, str] = {}
     for run_id, reason in decisions.reasons.items():

@@ -11,6 +11,7 @@ from django.db import connection
 
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Allocation, Attempt, Run
+from oppo_platform.scheduling.cycle import Kept
 from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.policy.fair_share import decayed
 from oppo_platform.scheduling.usage import decayed_seconds
@@ -78,6 +79,12 @@ class Laws:
                 self._launches()
             self._device_rows = self._rows(DEVICES)
         self._devices()
+
+    def kept_is_what_is_stored(self, kept: Kept) -> None:
+        """What the scheduler keeps between cycles equals what it would read now."""
+        fresh = Kept()
+        assert kept.waiting.rows(RunState.QUEUED) == fresh.waiting.rows(RunState.QUEUED)
+        assert kept.reasons.rows() == fresh.reasons.rows()
 
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:

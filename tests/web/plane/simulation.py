@@ -27,7 +27,7 @@ from oppo_platform.runs import lifecycle
 from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.retry import retry_run
 from oppo_platform.runs.services import submit_run
-from oppo_platform.scheduling.cycle import run_cycle
+from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.quotas import set_quota, set_weight
 from tests.web.plane.engines import LAST_WORDS, Files
 from tests.web.plane.laws import FOR_EVER, Laws
@@ -79,6 +79,7 @@ class ControlPlane:
         self.network = Network(self.agenda, self.rng, self.faults)
         self.bus = Bus(self.agenda, self.rng, self.faults)
         self.scheduler_back_at = 0.0
+        self.kept = Kept()
         self.last_cycle_quiet = 0
         self.runs: list[int] = []
         self.projects: list[tuple[User, Project]] = []
@@ -174,12 +175,13 @@ class ControlPlane:
         self.laws.cycle_begins()
         try:
             with crashing(crash):
-                result = run_cycle()
+                result = run_cycle(self.kept)
         except Crash:
             self.laws.looked_at = None
             self.say("the scheduler dies in the middle of a cycle")
             return
         assert result is not None
+        self.laws.kept_is_what_is_stored(self.kept)
         self.say(f"cycle: {result.counts()}")
         still = not (result.placed or result.preempted or result.fenced)
         unclear = Device.objects.exclude(state=DeviceState.READY).exists() or Allocation.objects.filter(settled=False).exists()

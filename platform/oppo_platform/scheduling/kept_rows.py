@@ -1,0 +1,39 @@
+"""Rows that a process keeps between scheduler cycles and reads again only when they have changed.
+
+PostgreSQL writes a new version of a row with every update; `xmin` and `ctid` (transaction and place) identify it. The names of
+ten thousand versions are read in one value, in a fraction of the time that the rows take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from django.db import connection
+
+Row = TypeVar("Row")
+
+
+class KeptRows(Generic[Row]):
+    """The rows of a query by id, read from the database once per version."""
+
+    def __init__(self, versions: str, read: Callable[[Sequence[int]], Mapping[int, Row]]) -> None:
+        """`versions`: SQL of one text, `id:version` of each row, separated by spaces. `read`: rows by id.
+
+        The version must include whatever of other tables `read` joins. A row that `read` does not find has changed meanwhile.
+        """
+        self._versions = versions
+        self._read = read
+        self._kept: dict[str, tuple[int, Row]] = {}
+
+    def rows(self, *parameters: object) -> dict[int, Row]:
+        """The present rows. `parameters` are those of the SQL."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._versions, parameters)
+            versions = (cursor.fetchone()[0] or "").split()
+        known = self._kept
+        new = {int(version.partition(":")[0]): version for version in versions if version not in known}
+        self._kept = {version: known[version] for version in versions if version in known}
+        if new:
+            self._kept |= {new[row_id]: (row_id, row) for row_id, row in self._read(list(new)).items()}
+        return dict(self._kept.values())
