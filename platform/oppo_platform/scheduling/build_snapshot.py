@@ -59,7 +59,7 @@ def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = Non
     unreleased = Allocation.objects.filter(released_at__isnull=True).order_by("device_id")
     held = list(unreleased.values_list("attempt_id", "attempt__run_id", "device_id"))
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
-    waiting = (kept or waiting_runs()).rows(RunState.QUEUED)
+    waiting = kept.rows(RunState.QUEUED) if kept is not None else _read_waiting()
     homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
@@ -107,10 +107,13 @@ def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
 
 
-def _read_waiting(run_ids: Sequence[int]) -> dict[int, policy.WaitingRun]:
-    queued = Run.objects.filter(state=RunState.QUEUED, pk__in=run_ids)
+def _read_waiting(run_ids: Sequence[int] | None = None) -> dict[int, policy.WaitingRun]:
+    """The waiting runs, or those of them with these ids."""
+    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
-    return {row["id"]: _waiting(row) for row in queued.values(*WAITING)}
+    chosen = queued.values(*WAITING)
+    chosen = chosen[:MOST_WAITING] if run_ids is None else chosen.filter(pk__in=run_ids)
+    return {row["id"]: _waiting(row) for row in chosen}
 
 
 def _with_history(

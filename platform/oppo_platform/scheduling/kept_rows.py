@@ -33,7 +33,8 @@ class KeptRows(Generic[Row]):
             versions = (cursor.fetchone()[0] or "").split()
         known = self._kept
         new = {int(version.partition(":")[0]): version for version in versions if version not in known}
-        self._kept = {version: known[version] for version in versions if version in known}
+        kept = {version: known[version] for version in versions if version in known}
         if new:
-            self._kept |= {new[row_id]: (row_id, row) for row_id, row in self._read(list(new)).items()}
-        return dict(self._kept.values())
+            kept |= {new[row_id]: (row_id, row) for row_id, row in self._read(list(new)).items()}
+        self._kept = kept  # at once: several threads may read
+        return dict(kept.values())
