@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -12,7 +13,8 @@ from oppo_contract.spec import RunSpec
 from oppo_platform import clock
 from oppo_platform.runs.forks import fork_source
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.build_snapshot import build_snapshot, parse_needs
+from oppo_platform.scheduling.build_snapshot import build_snapshot, parse_needs, waiting_runs
+from oppo_platform.scheduling.kept_rows import KeptRows
 
 NEW_RUN = 0  # no run has this id
 # A plan of more waiting runs takes longer than a page waits for its check.
@@ -49,7 +51,7 @@ def waiting_run(spec: RunSpec, needs: dict[str, Any], team_id: int, submitted_at
 def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int) -> PredictedStart:
     """When the run would start if it were submitted now."""
     now = clock.now()
-    snapshot = build_snapshot(now)
+    snapshot = build_snapshot(now, _kept())
     if len(snapshot.waiting) > MOST_WAITING:
         return PredictedStart(None, f"More than {MOST_WAITING:,} runs wait; the queue page shows an estimate after submission.")
     run = replace(waiting_run(spec, needs, team_id, now.timestamp()), home=_home(spec, team_id))
@@ -59,6 +61,12 @@ def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int) -> Predict
     reason = decisions.reasons[NEW_RUN]
     start = reason.estimated_start
     return PredictedStart(None if start is None else datetime.fromtimestamp(start, UTC), reason.text, reason.sooner)
+
+
+@cache
+def _kept() -> KeptRows[policy.WaitingRun]:
+    """The waiting runs that this process has read, for the next prediction."""
+    return waiting_runs()
 
 
 def _home(spec: RunSpec, team_id: int) -> tuple[int, str] | None:
