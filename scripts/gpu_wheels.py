@@ -1,4 +1,4 @@
-"""Download the wheels that `python bench/gpu` needs in addition to torch, for a machine without network.
+"""Download wheels for `python bench/gpu` on a machine without network that has torch and some version of transformers.
 
     .venv/bin/python scripts/gpu_wheels.py --python 3.12
 

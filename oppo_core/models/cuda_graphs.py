@@ -22,14 +22,15 @@ WARMUP_RUNS = 1
 LOG = logging.getLogger(__name__)
 
 Run = Callable[..., None]
-# A capture begins with a synchronization of the device, which ends a capture that another thread has begun.
-_ONE_CAPTURE = threading.Lock()
+# A capture begins with a synchronization of the device, which would end a capture that another thread has begun; and cached
+# memory must not be freed during one.
+CAPTURE = threading.Lock()
 
 
 class CudaGraphs:
     """Captures `run(*shape)` once per shape and replays it. `run` must read and write the same tensors each time.
 
-    `state` is the tensor that `run` advances; it is restored after warm-up runs. Callers must be on a non-default stream.
+    `state` is the tensor that `run` advances, if it advances one; it is restored after warm-up runs.
     """
 
     def __init__(self, run: Run, state: Tensor, network: Network) -> None:
@@ -40,12 +41,14 @@ class CudaGraphs:
         self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
         self._weights = self._addresses()
         self._pool = torch.cuda.graph_pool_handle()
+        # Of this device: torch's own stream for captures is of the device that captured first in the process.
+        self._stream = torch.cuda.Stream(state.device)  # type: ignore[no-untyped-call]
         self._is_eager = False
 
     def __call__(self, *shape: int) -> None:
         """One pass of this shape."""
         if not self._is_eager and shape not in self._graphs:
-            with _ONE_CAPTURE:
+            with CAPTURE:
                 self._capture(shape)
         if self._is_eager:
             self._run(*shape)
@@ -64,6 +67,8 @@ class CudaGraphs:
 
     def _capture(self, shape: tuple[int, ...]) -> None:
         before = self._state.clone()
+        if not self._graphs:  # a pool may be gone with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             for _ in range(WARMUP_RUNS):
                 self._run(*shape)
@@ -86,7 +91,7 @@ class CudaGraphs:
         # other thread, which decodes or scores, keeps launching and allocating on its own stream.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             self._run(*shape)
         return graph

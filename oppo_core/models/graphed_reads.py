@@ -22,7 +22,7 @@ WIDEST = WIDTHS[-1]
 
 
 class GraphedReads:
-    """Passes over new tokens of continued sequences in `cache`, whose last slot is nobody's: padding rows write there."""
+    """Passes over new tokens of continued sequences in `cache`, whose last slot is reserved for padding rows."""
 
     def __init__(self, network: Network, cache: SlotCache, device: torch.device) -> None:
         self._network = network
@@ -39,8 +39,13 @@ class GraphedReads:
         if isinstance(self._run, CudaGraphs):
             self._run.refresh()
 
+    def padded_tokens(self, new: list[NDArray[np.int64]]) -> int | None:
+        """Tokens of the pass that reads these, padding included; None: their parts are too long for one."""
+        width = next((width for width in WIDTHS if width >= max(map(len, new))), None)
+        return None if width is None else width * SHAPES.rows_for(len(new), len(self._slots))
+
     def read(self, slots: list[int], starts: list[int], new: list[NDArray[np.int64]]) -> Tensor:
-        """Hidden states [N, T, H], right-padded, of the `new` tokens, at most `WIDEST` each, from positions `starts` on."""
+        """Hidden states [N, T, H], right-padded, of the `new` tokens, whose positions begin at `starts`."""
         count, longest = len(new), max(map(len, new))
         rows, width = SHAPES.rows_for(count, len(self._slots)), next(width for width in WIDTHS if width >= longest)
         spare, spare_column = self._cache.slots - 1, self._cache.columns - 1
@@ -59,6 +64,6 @@ class GraphedReads:
         tokens_NT, places_NT = self._inputs[:, :rows, :width]
         window = self._cache.window(self._slots[:rows], places_NT, columns)
         hidden = self._network.hidden(tokens_NT, places_NT.clamp_max(self._cache.columns - 2), window)
-        if self._hidden is None:  # in a run before the first capture
+        if self._hidden is None:  # allocated by the eager warm-up, outside the graphs' memory
             self._hidden = hidden.new_zeros(len(self._slots), WIDEST, hidden.shape[-1])
         self._hidden[:rows, :width] = hidden

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.cache import Band, CacheWindow, SlotCache
-from oppo_core.models.graphed_reads import WIDEST, GraphedReads
+from oppo_core.models.graphed_reads import GraphedReads
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
 from oppo_core.models.oom_retry import PassBudget
@@ -45,9 +45,9 @@ class IncrementalPrefill:
         self.device = weight.device
         self._costs = pass_costs(network)
         self._by_row = network.attends_by_band and weight.device.type == "cpu"
-        on_gpu = weight.device.type == "cuda"
-        self._cache = SlotCache(network.cache_shape, slots + on_gpu, columns + 1, weight)
-        self._graphed = GraphedReads(network, self._cache, weight.device) if on_gpu else None
+        graphed = slots > 0 and weight.device.type == "cuda"
+        self._cache = SlotCache(network.cache_shape, slots + graphed, columns + 1, weight)
+        self._graphed = GraphedReads(network, self._cache, weight.device) if graphed else None
         self._free = list(range(slots))[::-1]
         self._slot: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -114,8 +114,10 @@ class IncrementalPrefill:
     def _pass(self, ids: list[int], starts: list[int], new: list[NDArray[np.int64]]) -> Tensor:
         """Hidden states [N, T, H], right-padded, of the `new` tokens of sequences that are all new or all continued."""
         slots, longest = [self._slot_of(i) for i in ids], max(map(len, new))
-        if self._graphed is not None and starts[0] and longest <= WIDEST:
-            return self._graphed.read(slots, starts, new)
+        if self._graphed is not None and starts[0]:
+            padded_tokens = self._graphed.padded_tokens(new)
+            if padded_tokens is not None and padded_tokens <= self.budget.tokens:
+                return self._graphed.read(slots, starts, new)
         # Padding writes entries that are overwritten before they are read, or goes to the spare column. Computed on the host:
         # reading a maximum from the GPU would synchronize with everything queued there.
         places = np.minimum(np.asarray(starts)[:, None] + np.arange(longest), self.columns)

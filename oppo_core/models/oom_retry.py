@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from oppo_core.models.cuda_graphs import CAPTURE
+
 MAX_REASON_CHARS = 300  # of torch's message in a decision's reason
 MIN_TOKENS = 16  # as in the spec; well below this every pass has one row
 SHARDED = (
@@ -75,7 +77,8 @@ class PassBudget:
                 self._halve(what, error)
             # Only here: until the `except` block ends, the traceback keeps the tensors of its frames alive.
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+                with CAPTURE:
+                    torch.cuda.empty_cache()
 
     def _halve(self, what: str, error: torch.OutOfMemoryError) -> None:
         if self.tokens <= MIN_TOKENS:

@@ -45,7 +45,7 @@ class ProductInFloat32(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden_NH, weight_VH)
+        ctx.save_for_backward(hidden_NH if weight_VH.requires_grad else None, weight_VH)
         return _product(hidden_NH, weight_VH.T)
 
     @staticmethod

@@ -6,10 +6,14 @@ ten thousand versions are read in one value, in a fraction of the time that the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from django.db import connection
+
+# All rows are read this often, seconds: after a restore transaction ids are assigned again.
+READ_ALL_S = 60.0
 
 Row = TypeVar("Row")
 
@@ -25,12 +29,15 @@ class KeptRows(Generic[Row]):
         self._versions = versions
         self._read = read
         self._kept: dict[str, tuple[int, Row]] = {}
+        self._since = time.monotonic()
 
     def rows(self, *parameters: object) -> dict[int, Row]:
         """The present rows. `parameters` are those of the SQL."""
         with connection.cursor() as cursor:
             cursor.execute(self._versions, parameters)
             versions = (cursor.fetchone()[0] or "").split()
+        if time.monotonic() - self._since > READ_ALL_S:
+            self._kept, self._since = {}, time.monotonic()
         known = self._kept
         new = {int(version.partition(":")[0]): version for version in versions if version not in known}
         kept = {version: known[version] for version in versions if version in known}

@@ -51,17 +51,20 @@ def decayed_seconds(start: datetime, end: datetime, now: datetime, half_life_s: 
 
 @transaction.atomic
 def settle(now: datetime) -> int:
-    """Add released allocations to their teams' `Usage`, each once. Returns their number; the scheduler's cycle calls it."""
+    """Add released allocations to their teams' `Usage`, each once. Returns their number.
+
+    The scheduler's cycle calls it, whose lock excludes another one.
+    """
     half_life = settings.OPPO_USAGE_HALF_LIFE_S
     released = Allocation.objects.select_for_update(of=("self",)).filter(settled=False, released_at__isnull=False)
     rows = list(
         released.order_by("pk").values_list("pk", "attempt__run__project__team_id", "created_at", "released_at")[:SETTLED_AT_ONCE]
     )
+    if not rows:
+        return 0
     added: dict[int, float] = defaultdict(float)
     for _, team_id, start, end in rows:
         added[team_id] += decayed_seconds(start, end, now, half_life)
-    if not rows:
-        return 0
     known = {usage.team_id: usage for usage in Usage.objects.select_for_update().filter(team_id__in=added).order_by("team_id")}
     for team_id, seconds in added.items():
         usage = known.setdefault(team_id, Usage(team_id=team_id, at=now))

@@ -213,7 +213,7 @@ class Gpu:
         self.counter[:rows] += columns
 
     @contextmanager
-    def graph(self, made: Captured, pool: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, made: Captured, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local", "the scorers' thread keeps running"
         before = self.counter.clone()
         yield
@@ -230,6 +230,7 @@ class Gpu:
         with (
             mock.patch.object(torch.cuda, "graph_pool_handle", return_value=None),
             mock.patch.object(torch.cuda, "current_stream", return_value=None),
+            mock.patch.object(torch.cuda, "Stream"),
             mock.patch.object(torch.cuda, "CUDAGraph", Captured),
             mock.patch.object(torch.cuda, "graph", self.graph),
         ):

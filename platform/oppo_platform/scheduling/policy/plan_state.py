@@ -38,7 +38,10 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The tiers of a demand's places for a team, best first, and its places up to each tier. `changes`: of the team's use."""
+    """The tiers of a demand's places for a team, best first, and its places up to each tier.
+
+    `changes`: the team's `Ledger.changes` when this was computed.
+    """
 
     changes: int
     tiers: list[Tier]
@@ -58,7 +61,7 @@ class PlanState:
     preemptions: list[Preemption] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
-    rest: list[WaitingRun] = field(default_factory=list)  # blocked runs after these, which change nothing any more
+    rest: list[WaitingRun] = field(default_factory=list)  # blocked runs behind these, which are ordered and explained only
     examined: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
     heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run with a reservation
     # (team, demand, priority) without possible victims.

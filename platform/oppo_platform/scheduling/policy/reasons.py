@@ -32,30 +32,28 @@ class Shortage:
 
 
 def explain(state: PlanState) -> dict[int, Reason]:
-    """The reasons of all blocked runs, by run id. Equal requests beyond the lookahead share one."""
+    """The reasons of all blocked runs, by run id. Equal requests without an estimate or a reservation share one."""
     shortages: dict[Demand, Shortage] = {}
-    shared: dict[tuple[int, int, str, bool], Reason] = {}
+    shared: dict[tuple[int, Demand, str, bool], Reason] = {}
+    reserving = {reservation.run_id for reservation in state.reservations}
     reasons: dict[int, Reason] = {}
     for blocked in state.blocked:
-        if blocked.victims or blocked.start != UNKNOWN or blocked.run.run_id in state.protected_victims:
+        own = blocked.run.run_id in reserving or blocked.run.run_id in state.protected_victims
+        if own or blocked.victims or blocked.start != UNKNOWN:
             reasons[blocked.run.run_id] = _reason(blocked, state, shortages)
             continue
-        key = (blocked.run.team_id, id(blocked.demand), blocked.cause, blocked.run.estimate_s is None)
+        key = (blocked.run.team_id, blocked.demand, blocked.cause, blocked.run.estimate_s is None)
         if key not in shared:
             shared[key] = _reason(blocked, state, shortages)
         reasons[blocked.run.run_id] = shared[key]
-    return reasons | _explain_rest(state, shortages)
-
-
-def _explain_rest(state: PlanState, shortages: dict[Demand, Shortage]) -> dict[int, Reason]:
-    shared: dict[tuple[int, Demand, bool], Reason] = {}
-    reasons: dict[int, Reason] = {}
-    for run in state.rest:
-        demand = state.cluster.demand(run)
-        key = (run.team_id, demand, run.estimate_s is None)
-        if key not in shared:
-            shared[key] = _reason(blocked_behind(run, demand, state), state, shortages)
-        reasons[run.run_id] = shared[key]
+    of_rest: dict[tuple[int, Demand, bool], Reason] = {}
+    for run in state.rest:  # thousands: a look at the quota for each request of a team only
+        request = (run.team_id, state.cluster.demand(run), run.estimate_s is None)
+        if request not in of_rest:
+            blocked = blocked_behind(run, request[1], state)
+            known = shared.get((run.team_id, blocked.demand, blocked.cause, request[2]))
+            of_rest[request] = known if known is not None else _reason(blocked, state, shortages)
+        reasons[run.run_id] = of_rest[request]
     return reasons
 
 

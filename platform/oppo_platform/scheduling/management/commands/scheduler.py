@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import Any
 
 import psycopg
@@ -18,8 +17,6 @@ from oppo_platform.scheduling.cycle import Kept, run_cycle
 log = structlog.get_logger(__name__)
 
 LONGEST_WAIT_S = 2.0
-# Kept rows are exact by their versions; they are read anew this often all the same.
-READ_ALL_S = 60.0
 
 
 class Command(BaseCommand):
@@ -32,10 +29,8 @@ class Command(BaseCommand):
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
-        listener, kept, kept_since = Listener(), Kept(), time.monotonic()
+        listener, kept = Listener(), Kept()
         while not stop.is_set():
-            if time.monotonic() - kept_since > READ_ALL_S:
-                kept, kept_since = Kept(), time.monotonic()
             try:
                 result = run_cycle(kept)
                 if result is not None and (result.placed or result.preempted or result.fenced):
