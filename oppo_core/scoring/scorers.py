@@ -27,7 +27,6 @@ from oppo_core.rollout.sequence import Support
 from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.trace.recorder import Recorder
 
-
 # Hidden states that are copied together for the critic's head: 29 MB at width 3,584 in bfloat16.
 HEAD_STATES = 4096
 

@@ -26,8 +26,8 @@ SAMPLED_PER_ENTRY = 3
 # Held-out prompts decoded together even if a step has fewer rows, while they have few tokens: a decode step of 64 short rows
 # takes little longer than one of 16.
 EVALUATION_TOKENS = 32768
-# The driver's context and loaded kernels (1.55 GB on an H100), and what CUDA graphs and the allocator hold beside the other items:
-# there the driver counted 2.5 GB more than these (docs/performance.md).
+# The driver's context and loaded kernels (1.55 GB on an H100), and what CUDA graphs and the allocator hold beside the other
+# items: there the driver counted 2.5 GB more than these (docs/performance.md).
 GPU_RESERVE = 5 << 29
 
 
