@@ -17,7 +17,7 @@ import torch
 from oppo_bench.engine.fixed_lengths import FixedLengthDeviceDecoder, PaddedDeviceDecoder, fix_vllm_lengths
 from oppo_bench.engine.memory_options import LEVERS
 from oppo_bench.engine.workload import write_prompts
-from oppo_bench.gpu import check, command, figures, random_models
+from oppo_bench.gpu import check, command, figures, memory, random_models
 from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, plan_order, select_cells
 from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
 from oppo_bench.gpu.racing import Race, Variant, all_on_one_device
@@ -71,6 +71,7 @@ def test_a_variant_is_told_whole(tried: dict[str, dict[str, Any]]) -> None:
         assert tried[f"{given}/to_floor"]["median"] > 1
         assert tried[f"{given}/busy"]["median"] + tried[f"{given}/bubble"]["median"] == pytest.approx(1)
         assert {f"{given}/to_floor/{stage}" for stage in ("decode", "score", "update_actor", "update_critic")} <= set(tried)
+    assert tried["tiny/decode_step_ms/transformers"]["median"] > 0
     assert tried["tiny/B4/sequential/speedup"]["median"] == 1
     assert tried["tiny/B4/sequential/deferred_share"]["median"] == 0
     assert "tiny/B4/intra/step_ms" not in tried
@@ -184,6 +185,15 @@ def test_the_whole_command_with_torch_transformers_and_pydantic_alone(tmp_path: 
     assert told["tiny/check/greedy_differ_float32"]["median"] == 0
     for name in VARIANTS:
         assert f"\n{name} " in done.stdout
+
+
+@pytest.mark.full
+def test_memory_of_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the engine's command beside its estimate; without a GPU nothing is measured."""
+    monkeypatch.setattr("sys.argv", ["gpu_memory", "--cases", "tiny", "--json", str(tmp_path / "memory.json")])
+    assert memory.main() == 0
+    assert results(tmp_path / "memory.json")["tiny/estimated_gb"]["median"] > 0
+    assert "\ntiny " in capsys.readouterr().out
 
 
 @pytest.mark.full

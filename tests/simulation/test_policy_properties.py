@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import import_module
 from random import Random
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import oppo_platform.scheduling.policy as policy
+from oppo_platform.scheduling.policy.queue import Queue
 from tests.simulation.policy_lives import LIVES
 from tests.simulation.policy_mutants import MUTANTS, Mutant
 from tests.simulation.policy_properties import PROPERTIES
 from tests.simulation.policy_snapshots import NOW, random_snapshot
 
+plan_module: Any = import_module("oppo_platform.scheduling.policy.plan")  # the package's `plan` is the function
 RANDOM = st.integers(0, 2**32 - 1).map(Random)
 SEEDS = 1500  # within so many a broken policy has to be caught
 
@@ -37,6 +43,27 @@ def broken_laws(law: str, rng: Random) -> set[str]:
 
 
 @settings(max_examples=60, deadline=None)
+@given(RANDOM)
+def test_the_shortcut_for_the_rest_of_a_plan_changes_nothing(rng: Random) -> None:
+    """A plan that looks after every blocked run whether a later one can start, and one that never looks."""
+    snapshot = random_snapshot(rng)
+    snapshot = replace(snapshot, settings=replace(snapshot.settings, lookahead=rng.choice([0, 1, 3])))
+    plans = []
+    for first_check in (1, 1 << 30):
+        with mock.patch.object(plan_module, "FIRST_CHECK", first_check):
+            plans.append(policy.plan(snapshot, NOW))
+    assert plans[0] == plans[1]
+
+
+def test_the_shortcut_is_taken() -> None:
+    """In some of the random snapshots at least."""
+    with mock.patch.object(plan_module, "FIRST_CHECK", 1), mock.patch.object(Queue, "rest", return_value=iter(())) as rest:
+        for seed in range(200):
+            snapshot = random_snapshot(Random(seed))
+            policy.plan(replace(snapshot, settings=replace(snapshot.settings, lookahead=0)), NOW)
+    assert rest.call_count > 20
+
+
 @given(RANDOM)
 @example(Random(3530621))  # with the young to choose from, a set of others is found that was not found before
 def test_every_law_holds_for_a_plan(rng: Random) -> None:

@@ -27,6 +27,7 @@ from oppo_core.ppo import logprobs as logprobs_module
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.scored import Scored
 from oppo_core.rewards.composite import Part, Rewards
+from oppo_core.scoring import scorers as scorers_module
 from oppo_core.scoring.scorers import Networks, ScorerSet, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 
@@ -153,7 +154,8 @@ def test_scores_equal_the_plain_forward(
     world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
 ) -> None:
     """For any chunks, step starts (which reset the critic's cache) and checkpoints."""
-    with mock.patch.object(logprobs_module, "HEAD_SLICE", 1 + budget % 7):
+    slices = mock.patch.object(logprobs_module, "HEAD_SLICE", 1 + budget % 7)
+    with slices, mock.patch.object(scorers_module, "HEAD_STATES", 1 + budget % 13):
         check_scores(scorer_set(world, dtype, budget), tmp_path, dtype, sequences, begins, saves)
 
 
@@ -197,3 +199,17 @@ def test_attention_accepts_results_of_any_strides() -> None:
 
     with mock.patch.object(functional, "scaled_dot_product_attention", as_on_a_gpu):
         assert torch.equal(fused(query, keys, values, mask), expected)
+
+
+def test_a_pass_of_few_shapes_stays_within_the_budget(world: Any) -> None:
+    """Two rows of one new token are padded to a pass of 5 × 16: only where the budget allows as much."""
+    model, read = network(world, "lm", torch.float64), []
+    for budget in (79, 80):
+        stream = IncrementalPrefill(model, SLOTS, COLUMNS, PassBudget(budget))
+        as_on_a_gpu(stream)
+        assert stream._graphed is not None
+        with mock.patch.object(stream._graphed, "read", wraps=stream._graphed.read) as graphed:
+            for length in (4, 5):
+                stream.read({row: np.arange(3, 3 + length) for row in (0, 1)}, set())
+        read.append(graphed.call_count)
+    assert read == [0, 1]

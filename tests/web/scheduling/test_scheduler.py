@@ -11,6 +11,8 @@ from django.db import IntegrityError, connection
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Allocation, Attempt, Run
+from oppo_platform.scheduling.build_snapshot import _read_waiting
+from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.models import Dispatch
 
 LEASE_S = django_settings.OPPO_LEASE_S
@@ -261,3 +263,22 @@ def test_a_cancelled_waiting_run_is_never_placed(world):
     run = world.submit()
     cancel_run(run.pk, "user:ada")
     assert world.cycle().placed == 0
+
+
+def test_a_cycle_reads_changed_waiting_runs_only(world):
+    """Also where a run changes twice in one transaction, as all of a test does."""
+    world.worker()
+    runs = [world.submit() for _ in range(4)]
+    kept, read = Kept(), []
+    kept.waiting._read = lambda run_ids: read.append(sorted(run_ids)) or _read_waiting(run_ids)
+    run_cycle(kept)
+    started, *waiting = [run.pk for run in runs]
+    assert read == [[started, *waiting]]
+    run_cycle(kept)  # their reasons were written, which is another version of their rows
+    run_cycle(kept)
+    assert read[1:] == [waiting]
+    for priority in (60, 70):
+        Run.objects.filter(pk=waiting[1]).update(priority=priority)
+        run_cycle(kept)
+        assert kept.waiting.rows("queued")[waiting[1]].priority == priority
+    assert {tuple(ids) for ids in read[2:]} == {(waiting[1],)}, "the others are kept"
