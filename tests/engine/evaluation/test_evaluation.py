@@ -18,7 +18,7 @@ from oppo_contract.spec import load_spec
 from oppo_core.engine import step_report
 from oppo_core.evaluation import schedule as evaluation_module
 from oppo_core.evaluation.schedule import evaluate
-from oppo_core.ppo import actor as actor_module
+from oppo_core.ppo import policy_objective
 from oppo_core.rollout.held_out import HELD_OUT_OFFSET, build_evaluator
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.training.optimizer import NonFiniteError
@@ -199,13 +199,13 @@ def test_a_skipped_step_skips_its_evaluation(world: Any, tmp_path: Path) -> None
     """Also when the run is stopped behind it; the weights of the last step are evaluated even if it was skipped."""
     every = {"evaluation": HELD_OUT["evaluation"] | {"every_steps": 1}, "ppo": {"on_nonfinite": "skip"}}
     spec = world.spec(SHORT, SEQUENTIAL, every, {"steps": 3})
-    plain, events = actor_module.policy_loss, tmp_path / "events.jsonl"
+    plain, events = policy_objective.policy_loss, tmp_path / "events.jsonl"
 
     def loss(*arguments: Any) -> Any:
         losses, clipped = plain(*arguments)
         return (losses * math.nan if b'"kind":"step"' in events.read_bytes() else losses), clipped
 
-    with mock.patch.object(actor_module, "policy_loss", loss):
+    with mock.patch.object(policy_objective, "policy_loss", loss):
         run = world.run(spec, tmp_path, should_stop=lambda: b'"nonfinite"' in events.read_bytes())
         assert run.engine.progress.step == 2
         resumed = world.run(spec, tmp_path, resume=newest(tmp_path))

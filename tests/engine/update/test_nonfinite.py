@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from oppo_core.checkpointing.atomic_dir import MANIFEST, sha256
-from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo import critic as critic_module
+from oppo_core.ppo import policy_objective
 from oppo_core.training.optimizer import NonFiniteError
 
 PLAIN: dict[str, Any] = {
@@ -24,7 +24,7 @@ PLAIN: dict[str, Any] = {
     "ppo": {"epochs": 2, "mini_batches": 2, "ema_decay": 0.9},
 }  # fmt: skip
 ROLES = ("actor", "critic")
-LOSSES = {"actor": (actor_module, "policy_loss"), "critic": (critic_module, "value_loss")}
+LOSSES = {"actor": (policy_objective, "policy_loss"), "critic": (critic_module, "value_loss")}
 
 
 @contextmanager
