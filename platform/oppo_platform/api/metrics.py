@@ -73,9 +73,10 @@ class ConfigDifference(TypedDict):
 
 
 class Comparison(TypedDict):
-    """A comparison of runs; keys of the mappings are run ids."""
+    """A comparison of runs; keys of the mappings are run ids. `metrics`: names of all metrics that any of the runs has."""
 
-    runs: list[runs.RunSummary]
+    runs: list[runs.ComparedRun]
+    metrics: list[str]
     series: dict[str, dict[str, telemetry.Column]]
     target: float | None
     time_to_target: dict[str, Figures | None]

@@ -47,8 +47,8 @@ class OpenAlert(TypedDict):
     acknowledged_by: str | None
 
 
-class RunSummary(TypedDict):
-    """The fields that all views of a run share (docs/interfaces.md). Times are ISO 8601 in UTC; None if unknown."""
+class ComparedRun(TypedDict):
+    """A run's summary without its metrics. Times are ISO 8601 in UTC; None if unknown."""
 
     id: int
     name: str
@@ -65,7 +65,6 @@ class RunSummary(TypedDict):
     elapsed_s: float
     eta_s: float | None
     cursor: int
-    latest: dict[str, float | None]
     bubble: float | None
     tags: list[str]
     target_reward: float | None
@@ -88,6 +87,12 @@ class RunSummary(TypedDict):
     url: str
 
 
+class RunSummary(ComparedRun):
+    """The fields that all views of a run share (docs/interfaces.md); `latest`: the newest value of each metric."""
+
+    latest: dict[str, float | None]
+
+
 class RunList(TypedDict):
     """One page of runs; `next` is the `cursor` of the following one."""
 
@@ -102,7 +107,12 @@ def run_url(run_id: int) -> str:
 
 def run_summary(run: Run) -> RunSummary:
     """The summary of a run from one of this module's querysets (project, team and user joined)."""
-    return RunSummary(
+    return RunSummary(**compared_run(run), latest=run.latest)
+
+
+def compared_run(run: Run) -> ComparedRun:
+    """`run_summary` without `latest`, which may contain thousands of metrics."""
+    return ComparedRun(
         id=run.pk,
         name=run.name,
         project=run.project.name,
@@ -118,7 +128,6 @@ def run_summary(run: Run) -> RunSummary:
         elapsed_s=run.elapsed_s,
         eta_s=eta_s(run),
         cursor=run.cursor,
-        latest=run.latest,
         bubble=run.bubble,
         tags=run.tags,
         target_reward=run.target_reward,

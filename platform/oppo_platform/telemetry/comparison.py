@@ -12,7 +12,7 @@ import numpy as np
 from oppo_contract.retired import drop_unused_settings
 from oppo_contract.spec_errors import nearest_match
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import run_summary
+from oppo_platform.runs.selectors import compared_run
 from oppo_platform.telemetry.blocks import Buckets, Values, merge_every
 from oppo_platform.telemetry.grouping import BUT_SEED, Group, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, attempt_ranges_by_run, read_buckets, read_points
@@ -74,7 +74,8 @@ def compare(
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]
     series = columns(parts, {run.pk: expand_keys(run, keys) for run in runs}, x, max_points)
     return {
-        "runs": [run_summary(run) for run in runs],
+        "runs": [compared_run(run) for run in runs],
+        "metrics": sorted({name for run in runs for name in run.latest}),
         "series": {str(run_id): result for run_id, result in series.items()},
         "target": goal,
         "time_to_target": {str(run_id): value for run_id, value in reached.items()},

@@ -35,7 +35,7 @@ let resets = 0;
 let colours = new Map();
 const more = moreCharts({
   view: () => view,
-  metrics: () => [...new Set((reply ? reply.runs : []).flatMap((run) => Object.keys(run.latest || {})))].sort(),
+  metrics: () => (reply ? reply.metrics : []),
   choose: (...change) => choose(...change),
   leave(gone) {
     if (linked) linked.remove(gone);

@@ -132,12 +132,15 @@ def test_comparison(world, events):
     slow, first = world.start(worker, overlap={"intra_step": "off", "inter_step": "off"}, budget={"target_reward": 1.0})
     fast, second = world.start(worker)
     for attempt_id, pace in ((first, 2.0), (second, 1.0)):
-        metrics = {"timing_s/step": pace, "bubble/cpu:0": pace / 10, "oppo/deferred_token_share": 0.25}
+        metrics = {"timing_s/step": pace, "bubble/cpu:0": pace / 10, "oppo/deferred_token_share": 0.25, f"custom/{pace}": pace}
         batch = [events.step(i, i, **{"critic/score/mean": 0.5 if i < 3 else 9.0}, **metrics) for i in range(1, 21)]
         worker.send_events(attempt_id, [{**event, "elapsed_s": event["step"] * pace} for event in batch])
     client = world.login("vic")
     told = client.get("/api/v1/compare", {"runs": f"{slow.pk},{fast.pk}", "keys": "critic/score/mean"}).json()
     assert told["target"] == 1.0
+    known = {*metrics, "custom/2.0", "critic/score/mean"}
+    assert (known & set(told["metrics"]), sorted(told["metrics"])) == (known, told["metrics"]), "of both runs"
+    assert not any("latest" in run for run in told["runs"])
     # 0.5, 0.5, then 0.1·9 + 0.9·0.5 = 1.35 at step 3.
     assert told["time_to_target"] == {str(slow.pk): {"step": 3, "elapsed_s": 6.0}, str(fast.pk): {"step": 3, "elapsed_s": 3.0}}
     assert told["speedup"] == {str(slow.pk): 1.0, str(fast.pk): 2.0}
