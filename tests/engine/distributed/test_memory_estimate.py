@@ -1,6 +1,6 @@
 """The estimate of a rank's memory equals what torch's memory trackers count, within 5 %, on small models of four shapes.
 
-In float32 on a CPU. The eight ranks are torch's fake process group, which allocates as a real one does and moves nothing.
+In float32 on a CPU. The eight ranks are a fake process group.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from oppo_bench.engine.live_bytes import LiveBytes
@@ -32,6 +30,7 @@ from oppo_core.training.fsdp import FsdpBackend
 from oppo_estimate.items import Role
 from oppo_estimate.memory import decode_slots, memory_items
 from oppo_estimate.shapes import Shape, read_shape, tiny_shape
+from tests.fakes.fake_process_group import fake_ranks
 
 WORLD, ROWS, LENGTH = 8, 8, 75
 RECOMPUTE = ("off", "head", "selective", "full")
@@ -45,19 +44,11 @@ QWEN2 = {
 MODELS = ("tiny", *QWEN2)
 
 
-class FakeRanks(Ranks):
-    rank, world, first = 0, WORLD, True
-
-    def all_gather(self, payload: bytes) -> list[bytes]:
-        return [payload] * WORLD
-
-
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     torch.set_num_threads(1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
-    yield FakeRanks()
-    dist.destroy_process_group()
+    with fake_ranks(0, WORLD) as ranks:
+        yield ranks
 
 
 def build(kind: str, folder: Path) -> tuple[Network, Shape]:

@@ -1,6 +1,6 @@
 """What a rank holds of a sharded network, counted by torch's own tracker: its shard, and at most two units' whole weights.
 
-The eight ranks are torch's fake process group, which allocates as a real one does and moves nothing. That sharded passes give
+The eight ranks are a fake process group. That sharded passes give
 what whole ones do is tested in `tests/backends`.
 """
 
@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 from oppo_contract.spec import TinyArchitecture
@@ -23,21 +21,17 @@ from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.training.sharded_module import ShardedModule
+from tests.fakes.fake_process_group import fake_ranks
 
 WORLD = 8
 WIDTH, LAYERS, VOCAB = 64, 3, 800
 TOKENS = torch.zeros(2, 16, dtype=torch.long), torch.arange(16).expand(2, 16)
 
 
-class FakeRanks(Ranks):
-    rank, world, first = 0, WORLD, True
-
-
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
-    yield FakeRanks()
-    dist.destroy_process_group()
+    with fake_ranks(0, WORLD) as ranks:
+        yield ranks
 
 
 def tiny() -> Network:

@@ -6,21 +6,16 @@ The ranks are torch's fake process group, which moves nothing: of eight ranks th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
-from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.model_io import load_model
 from oppo_core.models.tiny_transformer import Head
@@ -28,6 +23,7 @@ from oppo_core.training.sharded_module import ShardedModule
 from tests.engine.models.architectures import ARCHITECTURES, VOCAB, WITHOUT_CLASSIFIER
 from tests.engine.models.test_architectures import Folders
 from tests.engine.models.test_architectures import folders as folders  # the fixture
+from tests.fakes.fake_process_group import fake_ranks
 
 WORLD, RANK = 8, 3
 # A mixture of experts chooses rows by values, which a model without weights does not have: it is loaded whole and then sharded.
@@ -37,20 +33,6 @@ CASES = [
     (name, part, head) for name in ARCHITECTURES for part, head in ROLES if part == "actor" or name not in WITHOUT_CLASSIFIER
 ]
 TOKENS = torch.arange(3, 27)[None] % VOCAB, torch.arange(24)[None]
-
-
-@contextmanager
-def fake_ranks(rank: int, world: int) -> Iterator[Ranks]:
-    class FakeRanks(Ranks):
-        pass
-
-    ranks = FakeRanks()
-    ranks.rank, ranks.world, ranks.first = rank, world, rank == 0
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield ranks
-    finally:
-        dist.destroy_process_group()
 
 
 def load(folder: Path, part: str, head: Head, sharded: bool, dtype: torch.dtype = torch.float32) -> HuggingFaceNetwork:

@@ -16,27 +16,22 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oppo_core.checkpointing.background import BackgroundWriter
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models import shard_files
 from oppo_core.models.tensor_files import load_tensors, save_tensors, shards_of_rank
+from tests.fakes.fake_process_group import fake_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 @contextmanager
-def fake_ranks(rank: int, world: int) -> Iterator[tuple[Ranks, DeviceMesh]]:
-    ranks = Ranks()
-    ranks.rank, ranks.world, ranks.first = rank, world, rank == 0
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    assert dist.group.WORLD is not None
-    try:
+def mesh_of(rank: int, world: int) -> Iterator[tuple[Ranks, DeviceMesh]]:
+    with fake_ranks(rank, world) as ranks:
+        assert dist.group.WORLD is not None
         yield ranks, DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    finally:
-        dist.destroy_process_group()
 
 
 def sharded(whole: Tensor, mesh: DeviceMesh) -> DTensor:
@@ -47,7 +42,7 @@ def sharded(whole: Tensor, mesh: DeviceMesh) -> DTensor:
 
 def write(tensors: dict[str, Tensor], plain: dict[str, Tensor], path: Path, world: int) -> None:
     for rank in range(world):
-        with fake_ranks(rank, world) as (ranks, mesh):
+        with mesh_of(rank, world) as (ranks, mesh):
             parts = {name: sharded(tensor, mesh) for name, tensor in tensors.items()}
             save_tensors(parts | (plain if rank == 0 else {}), path, ranks)
 
@@ -70,7 +65,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(
         path = Path(folder) / "optimizer.safetensors"
         write(tensors, plain, path, wrote)
         for rank in range(reads):
-            with fake_ranks(rank, reads) as (_, mesh):
+            with mesh_of(rank, reads) as (_, mesh):
                 like = {name: sharded(torch.zeros_like(tensor), mesh) for name, tensor in tensors.items()} | {
                     "other": torch.zeros(1)
                 }
@@ -119,7 +114,7 @@ def test_an_error_of_torch_is_raised_as_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_background_copy_of_shards_keeps_their_values() -> None:
-    with fake_ranks(1, 2) as (_, mesh):
+    with mesh_of(1, 2) as (_, mesh):
         part = sharded(torch.arange(6.0), mesh)
         copies = BackgroundWriter().copy({"a": part, "same": part})
         part.to_local().add_(1)
