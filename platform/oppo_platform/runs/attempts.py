@@ -148,11 +148,14 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wi
 
 
 def node_names(attempt: Attempt) -> str:
-    """`node a`, `nodes a, b`: the attempt's nodes, the head first."""
-    if attempt.nodes == 1:
-        return f"node {attempt.node.name}"
-    others = attempt.launches.order_by("rank").values_list("node__name", flat=True)
-    return "nodes " + ", ".join([attempt.node.name, *others])
+    """`node_text` of the attempt's nodes, the head first."""
+    others = attempt.launches.order_by("rank").values_list("node__name", flat=True) if attempt.nodes > 1 else ()
+    return node_text([attempt.node.name, *others])
+
+
+def node_text(names: Sequence[str]) -> str:
+    """`node a` or `nodes a, b`."""
+    return f"node{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def _orders(run: Run, attempt: Attempt, lease_ends: datetime | None, now: datetime) -> wire.AttemptOrders:

@@ -1,4 +1,4 @@
-"""`move_run`, the only function that changes a run's state.
+"""`move_run` and `allocate_runs`, the only functions that change a run's state.
 
 Guarantee: every change of `Run.state` follows `oppo_contract.states.TRANSITIONS`, is made by exactly one of concurrent callers
 (compare-and-set on the old state), and adds a `Transition` row in the same transaction. `ON_END` is called in that transaction at
@@ -77,6 +77,26 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
         if new == RunState.QUEUED or new in ENDED:
             wake_scheduler()
     run.refresh_from_db(fields=["cursor", *changes])
+
+
+def allocate_runs(reasons: Mapping[int, str], actor: str) -> list[int]:
+    """Move queued runs to allocated, with a new epoch each, in one statement. Returns those that were still queued.
+
+    `reasons`: by run, why it is allocated.
+    """
+    rows = f"UPDATE {Run._meta.db_table} AS run SET state = %s, reason = new.reason, cursor = run.cursor + 1, "  # noqa: S608 - no input
+    rows += "epochs = run.epochs + 1 FROM unnest(%s::bigint[], %s::text[]) AS new(id, reason) "
+    rows += "WHERE run.id = new.id AND run.state = %s RETURNING run.id"
+    old, new, now = RunState.QUEUED, RunState.ALLOCATED, clock.now()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(rows, [new, list(reasons), list(reasons.values()), old])
+            moved = sorted(run_id for (run_id,) in cursor.fetchall())
+        Transition.objects.bulk_create(
+            Transition(run_id=run_id, old=old, new=new, reason=reasons[run_id], actor=actor, at=now) for run_id in moved
+        )
+        runs_changed(moved)
+    return moved
 
 
 def update_waiting_reasons(reasons: Mapping[int, str]) -> None:
