@@ -34,7 +34,7 @@ def submit_to_start(repetitions: int) -> list[Result]:
     with running_platform(1, {}) as running:
         wait_for(lambda: ready_servers(running.stack), "the worker's fork servers")
         for number in range(LEFT_OUT + repetitions):
-            stations, told_after = _start_one(running, number)
+            stations, told_after = start_one(running, number)
             if number >= LEFT_OUT:
                 taken.append(stations)
                 known.append(told_after)
@@ -49,7 +49,7 @@ def submit_to_start(repetitions: int) -> list[Result]:
     ]  # fmt: skip
 
 
-def _start_one(running: Running, number: int) -> tuple[list[float], float]:
+def start_one(running: Running, number: int) -> tuple[list[float], float]:
     """One run from submission to end: the time of each stage, and how long after its start the platform knew."""
     from oppo_platform.runs.models import Transition
     from oppo_platform.scheduling.models import Dispatch

@@ -1,0 +1,169 @@
+"""`oppo bench scheduler --peers`: starts, cycles and hand-overs beside Slurm, in turn on the same machine.
+
+While one takes its turn, the other's controller is suspended. Slurm keeps its queue in memory and has no fair shares, quotas or
+stored reasons here; ours stores every decision in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from oppo_bench.platform_stack import ready_servers, running_platform, wait_for
+from oppo_bench.scheduler import stub_engine
+from oppo_bench.scheduler.hand_over import ENDED_A_CYCLE, Broker, end_some, scheduler_process
+from oppo_bench.scheduler.load import GANGS, OFTEN, Load, begin_all, build, generator
+from oppo_bench.scheduler.slurm import Slurm, running_slurm
+from oppo_bench.scheduler.submit_to_start import LEFT_OUT, start_one
+
+if TYPE_CHECKING:
+    from oppo_bench.document import Result
+
+LOAD = Load(1000, 200)
+NICE, LIMITS_MIN = 40, (None, 60, 600)  # as the priorities and limits of `load`
+SETTLED_S, START_WITHIN_S = 1.5, 5.0
+
+
+def race(starts: int, cycles: int, freed: int, seed: int, tell: Callable[[str], None]) -> Iterator[list[Result]]:
+    """All figures of both, and the ratio ours ÷ Slurm's. Raises Failure if Slurm is missing or does not start."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True)))
+        slurm = stack.enter_context(running_slurm(folder, LOAD.gpus))
+        tell(f"{starts} starts on an idle cluster")
+        yield _starts(slurm, starts)
+        tell(f"{LOAD.waiting} waiting jobs on {LOAD.gpus} GPUs")
+        build(replace(LOAD, seed=seed))
+        _fill(slurm, generator(seed))
+        yield _cycles(slurm, cycles, generator(seed))
+        tell(f"{freed} times a freed GPU")
+        yield _freed(slurm, freed, generator(seed))
+
+
+def compared(name: str, ours: Sequence[float], theirs: Sequence[float], peer: str = "slurm") -> list[Result]:
+    """Median and 95th percentile of both, in milliseconds, and their ratios, ours ÷ theirs."""
+    from oppo_bench.document import Result
+
+    results = []
+    for key, kind in ((name, Result.of), (f"{name}/p95", Result.tail)):
+        both = [kind(f"{key}/{who}", "ms", values) for who, values in (("ours", ours), (peer, theirs))]
+        results += [*both, Result.of(f"{key}/ours_over_{peer}", "ratio", [both[0].median / both[1].median])]
+    return results
+
+
+def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
+    """From the user's call until the program of the run, or job, runs: a trivial program in both."""
+    ours, theirs = [], []
+    everything = slurm.idle_nodes()
+    engine = shlex.join([sys.executable, "-I", "-S", stub_engine.__file__])
+    with running_platform(1, {"OPPO_ENGINE_COMMAND": engine}) as running:
+        wait_for(lambda: ready_servers(running.stack), "the worker's fork servers")
+        for number in range(LEFT_OUT + repetitions):
+            stations, _ = start_one(running, number)
+            began = time.time()
+            job = slurm.submit(1)
+            at, _ = wait_for(lambda job=job: slurm.started().get(job), "a job's start")
+            slurm.end([job])
+            wait_for(lambda: slurm.idle_nodes() == everything, "the job's end")
+            if number >= LEFT_OUT:
+                ours.append(1e3 * (stations[-1] - stations[0]))
+                theirs.append(1e3 * (at - began))
+    return compared("submit_to_program_ms", ours, theirs)
+
+
+def _fill(slurm: Slurm, chance: random.Random) -> None:
+    """A queue of jobs like that of `load.build`."""
+    mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
+    for size in chance.choices(GANGS, OFTEN, k=LOAD.waiting + round(LOAD.gpus / mean)):
+        slurm.submit(size, chance.randint(0, NICE), chance.choice(LIMITS_MIN))
+    _settle(slurm)
+
+
+def _settle(slurm: Slurm) -> None:
+    """Wait until no job has started for a while."""
+    since = slurm.log_size()
+    while True:
+        time.sleep(SETTLED_S)
+        if not slurm.starts(since)[1]:
+            return
+        since = slurm.log_size()
+
+
+def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result]:
+    """Cycles after a twentieth of the running jobs have ended: ours plans, backfills and stores in one; Slurm's main scheduler
+    starts what is in front, and its backfill is a cycle of its own."""
+    from oppo_platform.scheduling.cycle import Kept, run_cycle
+
+    kept, ours, main, backfill = Kept(), [], [], []
+    run_cycle(kept)
+    for _ in range(repetitions):
+        with slurm.suspended():
+            end_some(chance)
+            start = time.perf_counter()
+            run_cycle(kept)
+            ours.append(1e3 * (time.perf_counter() - start))
+            begin_all(chance)
+        slurm.reset_cycles()
+        running = slurm.running()
+        slurm.end(chance.sample(running, max(1, round(ENDED_A_CYCLE * len(running)))))
+        wait_for(lambda: None not in slurm.mean_cycles(), "Slurm's cycles")
+        _settle(slurm)
+        means = slurm.mean_cycles()
+        main.append(means[0])
+        backfill.append(means[1])
+    name = f"cycle_ms/{LOAD.name}"
+    return compared(name, ours, main, "slurm_main") + compared(name, ours, backfill, "slurm_backfill")
+
+
+def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result]:
+    """From the end of a job, as its controller learns of it, to the next job's start order."""
+    from oppo_bench.document import Result
+
+    ours: list[float] = []
+    theirs: list[float] = []
+    kept_back = {"ours": 0, "slurm": 0}
+    with scheduler_process() as scheduler, Broker() as broker:
+        broker.drain(settle_s=3.0)
+        for _ in range(repetitions):
+            with slurm.suspended():
+                taken = broker.free_one(chance)
+            with _suspended(scheduler.pid):
+                other = _free_one(slurm, chance)
+            for who, value, values in (("ours", taken, ours), ("slurm", other, theirs)):
+                if value is None:
+                    kept_back[who] += 1
+                else:
+                    values.append(value)
+    counts = [Result.of(f"freed_and_kept_back/{who}", "times", [count]) for who, count in kept_back.items()]
+    return compared("freed_to_dispatch_ms", ours, theirs) + counts
+
+
+def _free_one(slurm: Slurm, chance: random.Random) -> float | None:
+    """Milliseconds until Slurm starts a job on freed GPUs; None if it keeps them for the job in front."""
+    since, deadline = slurm.log_size(), time.monotonic() + START_WITHIN_S
+    slurm.end([chance.choice(slurm.running())])
+    while time.monotonic() < deadline:
+        ended, started = slurm.starts(since)
+        if ended is not None and started:
+            _settle(slurm)
+            return 1e3 * (started[0] - ended)
+        time.sleep(0.01)
+    return None
+
+
+@contextmanager
+def _suspended(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
