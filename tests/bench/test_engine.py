@@ -16,12 +16,13 @@ from click.testing import CliRunner
 
 from oppo_bench.document import Result, document
 from oppo_bench.engine import memory, workload
+from oppo_bench.engine.command import noisy
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.floor import STAGES
 from oppo_bench.engine.models import build_models, roles
 from oppo_bench.engine.padding import GROUPING, in_order, unsorted
 from oppo_bench.engine.race import Measured, Plan, race, to_results
-from oppo_bench.engine.workload import FLOOR, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
+from oppo_bench.engine.workload import FLOOR, SHAPES, VARIANTS, Lengths, Load, Size, build_spec, reshaped, write_prompts
 from oppo_bench.machine_load import LoadMonitor, Machine
 from oppo_cli.main import main
 from oppo_core.models.microbatching import ragged_batches
@@ -166,6 +167,45 @@ def test_lengths_depend_on_seed_and_sequence_alone() -> None:
     assert min(drawn) >= 1
     assert max(drawn) == 512
     assert 58 <= sorted(drawn)[1000] <= 70
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "lognormal"])
+def test_other_shapes_have_the_same_bounds(shape: str) -> None:
+    drawn = sorted(Lengths.read(5, shape).of(number) for number in range(2000))
+    assert drawn[0] >= 1
+    assert drawn[-1] <= 512
+    assert 45 <= drawn[1000] <= 70
+    assert sum(drawn[1800:]) > 0.3 * sum(drawn), "a natural tail"
+
+
+def test_lengths_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("7\n300\n")
+    assert {Lengths.read(0, str(file)).of(number) for number in range(50)} == {7, 300}
+    for text in ("", "7 seven", "0", "513"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"lengths\.txt must contain"):
+            Lengths.read(0, str(file))
+    with pytest.raises(ValueError, match=r"normal is neither lognormal, pareto, bimodal nor"):
+        Lengths.read(0, "normal")
+
+
+def test_a_size_of_any_shape(tmp_path: Path) -> None:
+    name, size = reshaped("S", {"hidden": 256, "layers": None, "vocab": 49_152})
+    assert (name, size.hidden, size.inner, size.layers, size.vocab) == ("S-hidden256-vocab49152", 256, 1024, 2, 49_152)
+    load = Load(name, size, 16, Lengths(0), extra=3)
+    spec = build_spec(load, VARIANTS["both"], build_models(size, tmp_path, 0), tmp_path / "prompts.jsonl")
+    assert spec.overlap.overcommit.max == 3
+    with pytest.raises(ValueError, match="--hidden 100 must be a multiple of 8"):
+        reshaped("S", {"hidden": 100})
+    refused = CliRunner().invoke(main, ["bench", "engine", "--hidden", "100"])
+    assert (refused.exit_code, "--hidden 100 must be a multiple of 8" in refused.output) == (2, True), refused.output
+
+
+def test_a_speed_up_that_varies_too_much_is_named() -> None:
+    rows = [Result.of("S/B16/both/speedup", "ratio", [1.4, 1.5, 1.6]), Result.of("S/B16/intra/speedup", "ratio", [0.9, 1.0, 1.4])]
+    (line,) = noisy([*rows, Result.of("S/B16/intra/us_per_token", "us", [1.0, 9.0])])
+    assert line.startswith("S/B16/intra: the repetitions differ too much, 0.90 to 1.40 ×.")
 
 
 def test_in_order_keeps_order_and_budget() -> None:

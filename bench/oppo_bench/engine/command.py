@@ -14,6 +14,7 @@ from oppo_cli.home import Refusal
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from oppo_bench.document import Result
     from oppo_bench.engine.race import Plan
     from oppo_bench.engine.workload import Load
 
@@ -23,6 +24,8 @@ DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
 AMOUNT = {"cpu": (5, 4), "cuda": (3, 1)}
 MAX_AGE = {"cpu": 3, "cuda": 2}
 QUICK = (3, 2)
+VOCAB_AT_LEAST = 2048  # prompts have token ids up to here
+TOO_NOISY = 1.25  # largest ÷ smallest speed-up
 
 
 @click.command()
@@ -36,11 +39,19 @@ QUICK = (3, 2)
 @click.option("--steps", type=click.IntRange(min=1), help="PPO steps a variant in each repetition.")
 @click.option("--max-age", type=click.IntRange(1, 100), help="Most steps for which an answer is deferred. Default: 3; on cuda 2.")
 @click.option("--chunk", type=click.IntRange(1, 512), default=16, show_default=True, help="C, tokens between two hand-overs.")
+@click.option("--overcommit", type=click.IntRange(1, 256), help="Δ, prompts beyond the batch. Default: half the batch.")
+@click.option(
+    "--lengths", default="lognormal", show_default=True, help="lognormal, pareto, bimodal, or a file, a length per line."
+)
+@click.option("--hidden", type=click.IntRange(16, 8192), help="Width of the networks instead of the size's.")
+@click.option("--layers", type=click.IntRange(1, 128), help="Layers instead of the size's.")
+@click.option("--vocab", type=click.IntRange(VOCAB_AT_LEAST, 2**20), help="Tokens of the vocabulary instead of the size's.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the engine runs.")
 def engine(
     json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
-    reps: int | None, steps: int | None, max_age: int | None, chunk: int, threads: int | None, device: str,
+    reps: int | None, steps: int | None, max_age: int | None, chunk: int, overcommit: int | None, lengths: str,
+    hidden: int | None, layers: int | None, vocab: int | None, threads: int | None, device: str,
 ) -> None:  # fmt: skip
     """Time per trained token and per step of every way to overlap PPO, and their distance from the floor.
 
@@ -53,7 +64,7 @@ def engine(
     wait_as_the_engine_does()  # before torch is imported
     try:
         from oppo_bench.engine.race import Plan
-        from oppo_bench.engine.workload import FLOOR, ON_GPU, SIZES, VARIANTS, Lengths, Load
+        from oppo_bench.engine.workload import FLOOR, ON_GPU, SIZES, VARIANTS, Lengths, Load, reshaped
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
@@ -65,8 +76,12 @@ def engine(
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores(), chosen)
     named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
-    age = max_age or MAX_AGE[device]
-    loads = [Load(size, SIZES[size], batch, Lengths(seed), device, age, chunk) for size in named for batch in counts]
+    age, shape = max_age or MAX_AGE[device], {"hidden": hidden, "layers": layers, "vocab": vocab}
+    try:
+        drawn, shaped = Lengths.read(seed, lengths), [reshaped(name, shape) for name in named]
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    loads = [Load(*size, batch, drawn, device, age, chunk, overcommit) for size in shaped for batch in counts]
     _measure(loads, plan, json_file)
 
 
@@ -106,5 +121,17 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
         screen.print(floor_line(load.case, figures), "", sep="\n", highlight=False)
         write_results("engine", monitor.machine(), describe_settings(loads, plan) | {"heats": heats}, results, json_file)
     explain(screen, monitor.machine(), loads[0], plan)
+    for line in noisy(results):
+        screen.print(line, style="bold", highlight=False)
     if max(heats.values()) > 1:
         screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)
+
+
+def noisy(results: list[Result]) -> list[str]:
+    """A warning for each speed-up whose repetitions differ too much to mean anything."""
+    wide = [result for result in results if result.name.endswith("/speedup") and result.max > TOO_NOISY * result.min]
+    return [
+        f"{result.name.removesuffix('/speedup')}: the repetitions differ too much, {result.min:.2f} to {result.max:.2f} ×."
+        " Use more --reps or --steps, or a quiet machine."
+        for result in wide
+    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ SIZES = {
     "G2": Size(1536, 28, 12, 2, 8960, 151936, "qwen2", "bfloat16", 1024),
 }
 
+
+def reshaped(name: str, shape: Mapping[str, int | None]) -> tuple[str, Size]:
+    """The size with `hidden`, `layers` or `vocab` replaced, and its new name. Raises ValueError if the heads do not fit."""
+    size, changes = SIZES[name], {field: value for field, value in shape.items() if value is not None}
+    if not changes:
+        return name, size
+    hidden = changes.get("hidden", size.hidden)
+    if hidden % (2 * size.heads):
+        raise ValueError(f"--hidden {hidden} must be a multiple of {2 * size.heads}: size {name} has {size.heads} heads.")
+    inner = round(size.inner / size.hidden * hidden)
+    return "-".join([name, *(f"{field}{value}" for field, value in changes.items())]), replace(size, inner=inner, **changes)
+
+
 OFF = {"intra_step": "off", "inter_step": "off"}
 BOTH = {"intra_step": "per_chunk", "inter_step": "defer"}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -73,19 +87,48 @@ ON_GPU = ("sequential", "intra", "inter", "both", FLOOR)
 CPU_ONLY = ("all",)
 
 
+SHAPES: dict[str, Callable[[float, float, np.random.Generator], float]] = {
+    "lognormal": lambda median, sigma, draw: median * np.exp(sigma * draw.normal()),
+    # Index 1.2: a heavier tail than the log-normal one.
+    "pareto": lambda median, sigma, draw: median * 2 ** (-1 / 1.2) * (1 + draw.pareto(1.2)),
+    # Four of five answers are short, the others six times as long as the median.
+    "bimodal": lambda median, sigma, draw: median * (0.75 if draw.random() < 0.8 else 6.0) * np.exp(0.3 * draw.normal()),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Length of answer `sequence_id`, independent of the weights: log-normal, cut to 1 … `longest` tokens."""
+    """Length of answer `sequence_id`, independent of the weights: drawn from `given`, or from a distribution with `median`, cut
+    to 1 … `longest` tokens."""
 
     seed: int
     median: float = 64.0
     sigma: float = 0.9
     longest: int = LONGEST
+    shape: str = "lognormal"
+    given: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, seed: int, source: str) -> Lengths:
+        """From the name of a shape, or a file with one length per line. Raises ValueError for anything else."""
+        if source in SHAPES:
+            return cls(seed, shape=source)
+        try:
+            given = tuple(int(line) for line in Path(source).read_text().split())
+        except OSError as error:
+            raise ValueError(f"{source} is neither {', '.join(SHAPES)} nor a readable file ({error.strerror}).") from None
+        except ValueError:
+            raise ValueError(f"{source} must contain one whole number per line.") from None
+        if not given or not all(1 <= length <= LONGEST for length in given):
+            raise ValueError(f"{source} must contain lengths from 1 to {LONGEST}, one per line.")
+        return cls(seed, longest=max(given), shape=Path(source).name, given=given)
 
     def of(self, sequence_id: int) -> int:
         """Response tokens, EOS included; deterministic for a seed."""
-        normal = np.random.Generator(np.random.Philox(key=[self.seed, sequence_id])).normal()
-        return int(np.clip(round(self.median * np.exp(self.sigma * normal)), 1, self.longest))
+        draw = np.random.Generator(np.random.Philox(key=[self.seed, sequence_id]))
+        if self.given:
+            return self.given[draw.integers(len(self.given))]
+        return int(np.clip(round(SHAPES[self.shape](self.median, self.sigma, draw)), 1, self.longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +142,7 @@ class Load:
     device: str = "cpu"
     max_age: int = 3
     chunk: int = 16
+    extra: int | None = None  # Δ; None: half the batch
 
     @property
     def case(self) -> str:
@@ -108,7 +152,7 @@ class Load:
     @property
     def overcommit(self) -> int:
         """Δ of the variants with deferral."""
-        return self.batch // 2
+        return self.batch // 2 if self.extra is None else self.extra
 
     @property
     def left_out(self) -> int:
