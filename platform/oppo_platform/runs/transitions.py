@@ -104,6 +104,8 @@ def update_waiting_reasons(reasons: Mapping[int, str]) -> None:
 
     One statement for all: thousands of runs may wait behind the same run.
     """
+    if not reasons:
+        return
     rows = f"UPDATE {Run._meta.db_table} AS run SET reason = new.reason, cursor = run.cursor + 1 "  # noqa: S608 - no input
     rows += "FROM unnest(%s::bigint[], %s::text[]) AS new(id, reason) "
     rows += "WHERE run.id = new.id AND run.state = %s AND run.reason <> new.reason RETURNING run.id"

@@ -5,7 +5,8 @@ A reason names only runs of the run's own team; runs of other teams are counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oppo_platform.scheduling.policy.blocked_runs import blocked_behind
@@ -29,6 +30,7 @@ class Shortage:
     usable: int
     request: str
     fits_reserved: bool
+    smaller: str  # a request that would fit now, for runs without a reservation
 
 
 def explain(state: PlanState) -> dict[int, Reason]:
@@ -122,6 +124,7 @@ def _shortage_of(run: WaitingRun, demand: Demand) -> Shortage:
         usable=sum(group.size for group in groups),
         request=describe_request(run, models.pop() if len(models) == 1 else ""),
         fits_reserved=any(select_devices(place.groups, run, lambda b: len(b.free) + len(b.reserved)) for place in short),
+        smaller=_smaller_request(run, short, lambda b: len(b.free)),
     )  # fmt: skip
 
 
@@ -141,7 +144,11 @@ def _devices(blocked: Blocked, state: PlanState, shortage: Shortage) -> Reason:
     text = _shortage_text(run, shortage)
     if full := low_on_disk(run, state.cluster):
         text += f" {node_names(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk."
-    return Reason("devices", text, detail, blocked.estimated_start, _smaller_request(run, shortage.short))
+    smaller = shortage.smaller
+    if run.run_id in shortage.reserved_for:
+        own = Counter(group for group in shortage.groups for reserved in group.reserved.values() if reserved.run_id == run.run_id)
+        smaller = _smaller_request(run, shortage.short, lambda b: len(b.free) + own[b])
+    return Reason("devices", text, detail, blocked.estimated_start, smaller)
 
 
 def _shortage_text(run: WaitingRun, shortage: Shortage) -> str:
@@ -154,12 +161,8 @@ def _shortage_text(run: WaitingRun, shortage: Shortage) -> str:
     return f"Waits for {request} on {describe_nodes(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
 
 
-def _smaller_request(run: WaitingRun, places: Sequence[Place]) -> str:
-    """A request that would fit now into devices that are free and not reserved for other runs."""
-
-    def usable(group: NodeDevices) -> int:
-        return len(group.free) + sum(reserved.run_id == run.run_id for reserved in group.reserved.values())
-
+def _smaller_request(run: WaitingRun, places: Sequence[Place], usable: Callable[[NodeDevices], int]) -> str:
+    """A request that would fit now. `usable`: a node's devices that are free and not reserved for other runs."""
     most = 0 if run.nodes is not None else max((usable(group) for place in places for group in place.groups), default=0)
     if not most:
         return "Devices free up when running runs end or nodes are added."
