@@ -7,6 +7,7 @@ import click
 from oppo_cli.main import LazyGroup
 
 BENCHES = {
+    "all": "oppo_bench.everything:everything",
     "engine": "oppo_bench.engine.command:engine",
     "trl": "oppo_bench.trl.command:trl",
     "scheduler": "oppo_bench.scheduler.command:scheduler",

@@ -35,7 +35,7 @@ SETTLED_S, START_WITHIN_S = 1.5, 5.0
 
 
 def race(starts: int, cycles: int, freed: int, seed: int, tell: Callable[[str], None]) -> Iterator[list[Result]]:
-    """All figures of both, and the ratio ours ÷ Slurm's. Raises Failure if Slurm is missing or does not start."""
+    """All figures of both, and the ratio Slurm's ÷ ours. Raises Failure if Slurm is missing or does not start."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True)))
         slurm = stack.enter_context(running_slurm(folder, LOAD.gpus))
@@ -49,14 +49,14 @@ def race(starts: int, cycles: int, freed: int, seed: int, tell: Callable[[str], 
         yield _freed(slurm, freed, generator(seed))
 
 
-def compared(name: str, ours: Sequence[float], theirs: Sequence[float], peer: str = "slurm") -> list[Result]:
-    """Median and 95th percentile of both, in milliseconds, and their ratios, ours ÷ theirs."""
+def compared(name: str, ours: Sequence[float], theirs: Sequence[float], peer: str = "Slurm") -> list[Result]:
+    """Median and 95th percentile of both, in milliseconds, and their ratios, theirs ÷ ours."""
     from oppo_bench.document import Result
 
     results = []
     for key, kind in ((name, Result.of), (f"{name}/p95", Result.tail)):
-        both = [kind(f"{key}/{who}", "ms", values) for who, values in (("ours", ours), (peer, theirs))]
-        results += [*both, Result.of(f"{key}/ours_over_{peer}", "ratio", [both[0].median / both[1].median])]
+        both = [kind(f"{key}/{who}", "ms", values) for who, values in (("OPPO", ours), (peer, theirs))]
+        results += [*both, Result.of(f"{key}/{peer}/ours_times_better", "ratio", [both[1].median / both[0].median])]
     return results
 
 
@@ -121,7 +121,7 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
         main.append(means[0])
         backfill.append(means[1])
     name = f"cycle_ms/{LOAD.name}"
-    return compared(name, ours, main, "slurm_main") + compared(name, ours, backfill, "slurm_backfill")
+    return compared(name, ours, main, "Slurm's main scheduler") + compared(name, ours, backfill, "Slurm's backfill")
 
 
 def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result]:
@@ -130,7 +130,7 @@ def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result
 
     ours: list[float] = []
     theirs: list[float] = []
-    kept_back = {"ours": 0, "slurm": 0}
+    kept_back = {"OPPO": 0, "Slurm": 0}
     with scheduler_process() as scheduler, Broker() as broker:
         broker.drain(settle_s=3.0)
         for _ in range(repetitions):
@@ -138,7 +138,7 @@ def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result
                 taken = broker.free_one(chance)
             with _suspended(scheduler.pid):
                 other = _free_one(slurm, chance)
-            for who, value, values in (("ours", taken, ours), ("slurm", other, theirs)):
+            for who, value, values in (("OPPO", taken, ours), ("Slurm", other, theirs)):
                 if value is None:
                     kept_back[who] += 1
                 else:
