@@ -63,7 +63,7 @@ def earliest(demand: Demand, place: Place, preferred: frozenset[int] = frozenset
     nodes = demand.nodes or 1
     part = demand.devices // nodes
     able = [
-        (*_free_time(b, part), sum(d not in preferred for d in b.free_at), b.node.node_id, b)
+        (*_free_time(b, part), b.size - len(b.free_at.keys() & preferred), b.node.node_id, b)
         for b in place.groups
         if b.size >= part
     ]
@@ -75,8 +75,8 @@ def earliest(demand: Demand, place: Place, preferred: frozenset[int] = frozenset
 
 def _free_time(group: NodeDevices, devices: int) -> tuple[float, int]:
     """When this many devices are free, and how many of them are free at an unknown time."""
-    times = sorted(group.free_at.values())[:devices]
-    return times[-1], sum(time == UNKNOWN for time in times)
+    times = group.free_times[:devices]
+    return times[-1], times.count(UNKNOWN)
 
 
 def _first_free(group: NodeDevices, devices: int) -> tuple[int, ...]:

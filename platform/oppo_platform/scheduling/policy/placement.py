@@ -28,11 +28,24 @@ class NodeDevices:
     reserved: dict[int, Reservation] = field(default_factory=dict)  # free, but reserved
     vacating: set[int] = field(default_factory=set)  # held by a run that is stopping, not claimed
     free_at: dict[int, float] = field(default_factory=dict)  # expected instant
+    _free_times: list[float] | None = None
 
     @property
     def size(self) -> int:
         """The number of ready devices, free or held."""
         return len(self.free_at)
+
+    @property
+    def free_times(self) -> list[float]:
+        """The instants of `free_at`, ascending."""
+        if self._free_times is None:
+            self._free_times = sorted(self.free_at.values())
+        return self._free_times
+
+    def expect(self, device_id: int, free_at: float) -> None:
+        """Change when a device is expected to be free."""
+        self.free_at[device_id] = free_at
+        self._free_times = None
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +217,7 @@ class ClusterDevices:
             if group.reserved.pop(device_id, None) is None:
                 group.free.remove(device_id)
                 self.free_in[group.node.pool_id] -= 1
-            group.free_at[device_id] = until
+            group.expect(device_id, until)
 
     def reserve_devices(self, reservation: Reservation, until: float) -> None:
         """Reserve free devices, and claim held ones for when they become free."""
@@ -223,7 +236,7 @@ class ClusterDevices:
     def expect(self, devices: DevicesByNode, until: float) -> None:
         """Count these devices as used until an instant, for the estimates of later runs."""
         for device_id in (d for ids in devices.values() for d in ids):
-            self.group_of[device_id].free_at[device_id] = until
+            self.group_of[device_id].expect(device_id, until)
 
 
 def may_use(run: WaitingRun, group: NodeDevices) -> bool:
