@@ -260,6 +260,13 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+# What ends beyond the window, each with its right edge.
+TOO_WIDE = """() => [...document.querySelectorAll("body *")]
+  .map((at) => [at, Math.round(at.getBoundingClientRect().right)])
+  .filter(([, right]) => right > document.documentElement.clientWidth)
+  .map(([at, right]) => `${at.tagName.toLowerCase()}#${at.id}.${at.getAttribute("class")} ${right}`).slice(0, 12)"""
+
+
 class Visitor:
     """A logged-in page that remembers every complaint of the browser's console."""
 
@@ -282,7 +289,7 @@ class Visitor:
         try:
             self.page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         except TimeoutError as late:
-            raise AssertionError(f"{self.page.url} is wider than its window") from late
+            raise AssertionError(f"{self.page.url} is wider than its window: {self.page.evaluate(TOO_WIDE)}") from late
 
     def expects(self, *words: str) -> None:
         """Complaints with one of these words are part of the test, whenever the browser comes to tell them."""
