@@ -238,6 +238,16 @@ def test_the_first_charts_are_seen_before_plotly_is_read_where_plotly_draws_them
     expect(page.locator("#at-reward")).to_have_text(figure)
 
 
+def test_a_preview_out_of_view_fits_a_narrower_window(visit, two_runs):
+    visitor = visit(viewport={"width": 400, "height": 200})
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[1]}")
+    page.wait_for_selector("#plot-kl .preview path.curve", state="attached")
+    page.set_viewport_size({"width": 320, "height": 200})
+    visitor.fits()
+    expect(page.locator("#plot-kl .preview")).to_have_count(1)
+
+
 def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/timeline")

@@ -51,7 +51,9 @@ export function drawPreview(plot, made, end) {
   const down = height - MARGIN.t - MARGIN.b;
   const px = (x) => MARGIN.l + (across * x) / end;
   const py = (y) => MARGIN.t + (down * (hi - y)) / (hi - lo);
-  const svg = node("svg", { class: "preview", width, height, "aria-hidden": "true" });
+  // It stretches with the window: charts out of view keep their preview until they are scrolled to.
+  const box = { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" };
+  const svg = node("svg", { class: "preview", ...box, "aria-hidden": "true" });
   lines.forEach((trace, i) => {
     const d = path(trace.x, trace.y, px, py);
     const under = lines[i - 1];
