@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
             stations, _ = start_one(running, number)
             began = time.time()
             job = slurm.submit(1)
-            at, _ = wait_for(lambda job=job: slurm.started().get(job), "a job's start")
+            at = wait_for(partial(slurm.started_at, job), "a job's start")
             slurm.end([job])
             wait_for(lambda: slurm.idle_nodes() == everything, "the job's end")
             if number >= LEFT_OUT:
@@ -103,7 +104,10 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
     starts what is in front, and its backfill is a cycle of its own."""
     from oppo_platform.scheduling.cycle import Kept, run_cycle
 
-    kept, ours, main, backfill = Kept(), [], [], []
+    kept = Kept()
+    ours: list[float] = []
+    main: list[float] = []
+    backfill: list[float] = []
     run_cycle(kept)
     for _ in range(repetitions):
         with slurm.suspended():
@@ -117,9 +121,9 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
         slurm.end(chance.sample(running, max(1, round(ENDED_A_CYCLE * len(running)))))
         wait_for(lambda: None not in slurm.mean_cycles(), "Slurm's cycles")
         _settle(slurm)
-        means = slurm.mean_cycles()
-        main.append(means[0])
-        backfill.append(means[1])
+        for values, mean in zip((main, backfill), slurm.mean_cycles(), strict=True):
+            assert mean is not None, "it was waited for"
+            values.append(mean)
     name = f"cycle_ms/{LOAD.name}"
     return compared(name, ours, main, "Slurm's main scheduler") + compared(name, ours, backfill, "Slurm's backfill")
 

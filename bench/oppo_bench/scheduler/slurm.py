@@ -85,6 +85,11 @@ class Slurm:
         rows = {int(file.name): file.read_text().split() for file in files}
         return {job: (float(at), int(pid)) for job, (at, pid) in rows.items()}
 
+    def started_at(self, job: int) -> float | None:
+        """When the job's program started; None if it has not."""
+        row = self.started().get(job)
+        return None if row is None else row[0]
+
     def running(self) -> list[int]:
         """Ids of jobs whose program runs."""
         return sorted(job for job, (_, pid) in self.started().items() if Path(f"/proc/{pid}").exists())
