@@ -60,13 +60,12 @@ SIZES = {
 def reshaped(name: str, shape: Mapping[str, int | None]) -> tuple[str, Size]:
     """The size with `hidden`, `layers` or `vocab` replaced, and its new name. Raises ValueError if the heads do not fit."""
     size, changes = SIZES[name], {field: value for field, value in shape.items() if value is not None}
-    if not changes:
-        return name, size
-    hidden = changes.get("hidden", size.hidden)
+    hidden, layers, vocab = (changes.get(field, getattr(size, field)) for field in ("hidden", "layers", "vocab"))
     if hidden % (2 * size.heads):
         raise ValueError(f"--hidden {hidden} must be a multiple of {2 * size.heads}: size {name} has {size.heads} heads.")
     inner = round(size.inner / size.hidden * hidden)
-    return "-".join([name, *(f"{field}{value}" for field, value in changes.items())]), replace(size, inner=inner, **changes)
+    named = "-".join([name, *(f"{field}{value}" for field, value in changes.items())])
+    return named, replace(size, hidden=hidden, layers=layers, vocab=vocab, inner=inner)
 
 
 OFF = {"intra_step": "off", "inter_step": "off"}

@@ -40,7 +40,8 @@ def freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
     """
     from oppo_bench.document import Result
 
-    chance, taken, kept_back = generator(seed), [], 0
+    taken: list[float] = []
+    chance, kept_back = generator(seed), 0
     with scheduler_process(), Broker() as broker:
         broker.drain(settle_s=3.0)
         while len(taken) < repetitions:
