@@ -20,6 +20,7 @@ from oppo_platform.backup.post_restore import Missing
 from oppo_platform.runs.lifecycle import resume_run
 from oppo_platform.runs.models import Checkpoint, Run
 from tests.web.backup.backups import FILES, Backups, save
+from tests.web.event_factories import end
 
 
 @pytest.mark.full
@@ -128,9 +129,12 @@ def test_no_name_in_a_backup_leads_out_of_its_checkpoint(busy, backups: Backups)
     assert not folder.exists()
 
 
-def test_a_restore_under_another_root_moves_checkpoints_there(busy, backups: Backups, settings) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_restore_under_another_root_moves_checkpoints_there(busy, backups: Backups, settings, ended: bool) -> None:
     _, worker, run, attempt_id = busy
     saved = save(worker, run, attempt_id, 4)
+    if ended:
+        end(worker, attempt_id)
     file = backups.made(with_checkpoints=True).file
     old, settings.OPPO_ARTIFACT_ROOT = settings.OPPO_ARTIFACT_ROOT, (backups.folder / "elsewhere").as_uri()
     done = backups.restored(file)
