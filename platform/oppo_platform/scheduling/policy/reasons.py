@@ -146,8 +146,8 @@ def _devices(blocked: Blocked, state: PlanState, shortage: Shortage) -> Reason:
         text += f" {node_names(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk."
     smaller = shortage.smaller
     if run.run_id in shortage.reserved_for:
-        own = Counter(group for group in shortage.groups for reserved in group.reserved.values() if reserved.run_id == run.run_id)
-        smaller = _smaller_request(run, shortage.short, lambda b: len(b.free) + own[b])
+        kept = Counter(b for b in shortage.groups for reserved in b.reserved.values() if reserved.run_id == run.run_id)
+        smaller = _smaller_request(run, shortage.short, lambda b: len(b.free) + kept[b])
     return Reason("devices", text, detail, blocked.estimated_start, smaller)
 
 
