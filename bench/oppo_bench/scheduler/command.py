@@ -56,7 +56,8 @@ def scheduler(json_file: Path | None, quick: bool, peers: bool, seed: int) -> No
             results += measured
             write_results("scheduler", before, settings | ({} if peers else {"attempts": attempts}), results, json_file)
     show("Scheduler", results)
-    _print_stages(results)
+    if not peers:
+        _print_stages(results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(
             f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores for a moment {when}."

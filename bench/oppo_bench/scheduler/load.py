@@ -18,11 +18,12 @@ SPEC = {"name": "load", "steps": 100_000, "resources": {"kind": "cuda"}}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Number of GPUs and of queued runs."""
+    """Number of GPUs and of queued runs; with `single` every run asks for one GPU."""
 
     waiting: int
     gpus: int
     seed: int = 0
+    single: bool = False
 
     @property
     def name(self) -> str:
@@ -88,15 +89,21 @@ def _teams(load: Load, pool: Any) -> list[Any]:
     return Project.objects.bulk_create(Project(team=team, name="load", created_at=now) for team in teams)
 
 
+def requested_gpus(load: Load, chance: random.Random) -> list[int]:
+    """GPUs of each run: the first cycle assigns all of the cluster's, and about `waiting` runs stay queued."""
+    if load.single:
+        return [1] * (load.waiting + load.gpus)
+    mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
+    return chance.choices(GANGS, OFTEN, k=load.waiting + round(load.gpus / mean))
+
+
 def _runs(load: Load, projects: list[Any]) -> None:
     from oppo_platform import clock
     from oppo_platform.accounts.models import User
     from oppo_platform.runs.models import Run
 
     chance, now, user = generator(load.seed), clock.now(), User.objects.get()
-    mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
-    # The first cycle assigns every GPU; about `waiting` runs stay queued.
-    sizes = chance.choices(GANGS, OFTEN, k=load.waiting + round(load.gpus / mean))
+    sizes = requested_gpus(load, chance)
     Run.objects.bulk_create(
         (
             Run(

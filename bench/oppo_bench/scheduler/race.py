@@ -20,10 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from oppo_bench.platform_stack import ready_servers, running_platform, wait_for
+from oppo_bench.platform_stack import running_platform, wait_for
 from oppo_bench.scheduler import stub_engine
 from oppo_bench.scheduler.hand_over import ENDED_A_CYCLE, Broker, end_some, scheduler_process
-from oppo_bench.scheduler.load import GANGS, OFTEN, Load, begin_all, build, generator
+from oppo_bench.scheduler.load import Load, begin_all, build, generator, requested_gpus
 from oppo_bench.scheduler.slurm import Slurm, running_slurm
 from oppo_bench.scheduler.submit_to_start import LEFT_OUT, start_one
 
@@ -37,17 +37,28 @@ SETTLED_S, START_WITHIN_S = 1.5, 5.0
 
 def race(starts: int, cycles: int, freed: int, seed: int, tell: Callable[[str], None]) -> Iterator[list[Result]]:
     """All figures of both, and the ratio Slurm's ÷ ours. Raises Failure if Slurm is missing or does not start."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True)))
-        slurm = stack.enter_context(running_slurm(folder, LOAD.gpus))
+    mixed, single = replace(LOAD, seed=seed), replace(LOAD, seed=seed, single=True)
+    with _slurm() as slurm:
         tell(f"{starts} starts on an idle cluster")
         yield _starts(slurm, starts)
-        tell(f"{LOAD.waiting} waiting jobs on {LOAD.gpus} GPUs")
-        build(replace(LOAD, seed=seed))
-        _fill(slurm, generator(seed))
+        tell(f"{LOAD.waiting} waiting jobs of one to eight GPUs on {LOAD.gpus}")
+        build(mixed)
+        _fill(slurm, mixed, generator(seed))
         yield _cycles(slurm, cycles, generator(seed))
         tell(f"{freed} times a freed GPU")
-        yield _freed(slurm, freed, generator(seed))
+        yield _freed(slurm, freed, "freed_to_dispatch_ms", generator(seed))
+    with _slurm() as slurm:
+        tell(f"{LOAD.waiting} waiting jobs of one GPU, {freed} times a freed one")
+        build(single)
+        _fill(slurm, single, generator(seed))
+        yield _freed(slurm, freed, "freed_to_dispatch_single_ms", generator(seed))
+
+
+@contextmanager
+def _slurm() -> Iterator[Slurm]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True)))
+        yield stack.enter_context(running_slurm(folder, LOAD.gpus))
 
 
 def compared(name: str, ours: Sequence[float], theirs: Sequence[float], peer: str = "Slurm") -> list[Result]:
@@ -67,7 +78,6 @@ def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
     everything = slurm.idle_nodes()
     engine = shlex.join([sys.executable, "-I", "-S", stub_engine.__file__])
     with running_platform(1, {"OPPO_ENGINE_COMMAND": engine}) as running:
-        wait_for(lambda: ready_servers(running.stack), "the worker's fork servers")
         for number in range(LEFT_OUT + repetitions):
             stations, _ = start_one(running, number)
             began = time.time()
@@ -81,10 +91,9 @@ def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
     return compared("submit_to_program_ms", ours, theirs)
 
 
-def _fill(slurm: Slurm, chance: random.Random) -> None:
+def _fill(slurm: Slurm, load: Load, chance: random.Random) -> None:
     """A queue of jobs like that of `load.build`."""
-    mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
-    for size in chance.choices(GANGS, OFTEN, k=LOAD.waiting + round(LOAD.gpus / mean)):
+    for size in requested_gpus(load, chance):
         slurm.submit(size, chance.randint(0, NICE), chance.choice(LIMITS_MIN))
     _settle(slurm)
 
@@ -128,7 +137,7 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
     return compared(name, ours, main, "Slurm's main scheduler") + compared(name, ours, backfill, "Slurm's backfill")
 
 
-def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result]:
+def _freed(slurm: Slurm, repetitions: int, name: str, chance: random.Random) -> list[Result]:
     """From the end of a job, as its controller learns of it, to the next job's start order."""
     from oppo_bench.document import Result
 
@@ -147,8 +156,8 @@ def _freed(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result
                     kept_back[who] += 1
                 else:
                     values.append(value)
-    counts = [Result.of(f"freed_and_kept_back/{who}", "times", [count]) for who, count in kept_back.items()]
-    return compared("freed_to_dispatch_ms", ours, theirs) + counts
+    counts = [Result.of(f"{name}/kept_back/{who}", "times", [count]) for who, count in kept_back.items()]
+    return compared(name, ours, theirs) + counts
 
 
 def _free_one(slurm: Slurm, chance: random.Random) -> float | None:
