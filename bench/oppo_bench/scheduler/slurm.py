@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from getpass import getuser
 from pathlib import Path
 
 from oppo_bench.platform_stack import wait_for
@@ -21,7 +22,7 @@ from oppo_bench.scheduler.load import GPUS_A_NODE
 from oppo_cli.home import Failure
 from oppo_platform.embedded.ports import saved_port
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo", "sdiag")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "sdiag")
 PACKAGES = "slurmctld slurmd slurm-client munge"
 # Every waiting job is tested in both schedulers, a completed job starts a cycle at once, and backfill follows within a second.
 TUNED = "default_queue_depth=100000,bf_max_job_test=100000,bf_interval=1,bf_continue,batch_sched_delay=0,sched_min_interval=0"
@@ -100,6 +101,10 @@ class Slurm:
         for job in jobs:
             os.kill(started[job][1], signal.SIGKILL)
 
+    def cancel_all(self) -> None:
+        """Cancel every waiting and running job."""
+        self._call("scancel", f"--user={getuser()}")
+
     def log_size(self) -> int:
         """Place in the controller's log from which `starts` reads."""
         return (self._folder / "slurmctld.log").stat().st_size
@@ -166,11 +171,14 @@ def running_slurm(folder: Path, gpus: int) -> Iterator[Slurm]:
         start("munged", "--foreground", "--force", *munge, f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed")
         wait_for((folder / "munge.socket").exists, "munged")
         slurm = Slurm(folder, start("slurmctld", "-D"))
-        stack.callback(lambda: slurm.end(slurm.running()))
         for name in names:
             start("slurmd", "-D", "-N", name)
         wait_for(lambda: slurm.idle_nodes() == len(names), "Slurm's nodes")
-        yield slurm
+        try:
+            yield slurm
+        finally:
+            slurm.cancel_all()
+            wait_for(lambda: slurm.idle_nodes() == len(names), "the jobs' ends")
 
 
 def _configure(folder: Path, gpus: int) -> list[str]:
