@@ -10,7 +10,9 @@ from django.db import IntegrityError, connection
 
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.lifecycle import cancel_run
-from oppo_platform.runs.models import Allocation, Attempt, Run
+from oppo_platform.runs.models import Allocation, Attempt, Run, Transition
+from oppo_platform.scheduling import cycle
+from oppo_platform.scheduling.allocate import allocate
 from oppo_platform.scheduling.build_snapshot import _read_waiting
 from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.models import Dispatch
@@ -83,6 +85,31 @@ def test_schedulers_at_once_give_nothing_away_twice(world, at_once):
     assert Attempt.objects.count() == 6
     assert Run.objects.filter(state="allocated").count() == 6
     assert [run.pk for run in runs[6:]] == list(Run.objects.filter(state="queued").order_by("pk").values_list("pk", flat=True))
+
+
+def test_placements_that_conflict_leave_the_others_alone(world, redis_url, monkeypatch):
+    """A device that is held already, and a run that was cancelled, between a plan and its allocation."""
+    worker = world.worker(devices=4, kind="cuda")
+    earlier = world.submit()
+    world.cycle()
+    held, cancelled, fine = (world.submit() for _ in range(3))
+
+    def late(placements, now):
+        place = {placement.run_id: placement for placement in placements}
+        Allocation.objects.create(attempt=earlier.attempts.get(), device_id=place[held.pk].device_ids[0], created_at=now)
+        cancel_run(cancelled.pk, "user:ada")
+        return allocate(placements, now)
+
+    orders_in(worker.joined["queue"], redis_url)
+    monkeypatch.setattr(cycle, "allocate", late)
+    result = world.cycle()
+    assert (result.placed, result.sent) == (1, 1)
+    found = Run.objects.filter(pk__in=[held.pk, cancelled.pk, fine.pk]).order_by("pk").values_list("state", "epochs")
+    assert list(found) == [("queued", 0), ("cancelled", 0), ("allocated", 1)]
+    assert [order["attempt_id"] for order in orders_in(worker.joined["queue"], redis_url)] == [fine.attempts.get().pk]
+    moves = Transition.objects.filter(run=fine).order_by("pk").values_list("old", "new", "reason", "actor")
+    assert list(moves)[1:] == [("queued", "allocated", "Allocated on node node1.", "scheduler")]
+    assert not Transition.objects.filter(run=held, new="allocated").exists()
 
 
 def test_a_run_goes_only_where_its_prompts_are(world, make_entry):
