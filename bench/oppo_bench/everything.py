@@ -23,8 +23,8 @@ from oppo_cli.processes import oppo_command
 if TYPE_CHECKING:
     from oppo_bench.document import Result
 
-AREAS = {"engine": ("trl",), "telemetry": ("telemetry", "--peers"), "scheduler": ("scheduler", "--peers")}
-ALONE = {"engine": ("engine",), "telemetry": ("telemetry",), "scheduler": ("scheduler",), "api": ("api",)}
+WITH_PEERS = {"engine": ("trl",), "telemetry": ("telemetry", "--peers"), "scheduler": ("scheduler", "--peers")}
+WITHOUT_PEERS = {"engine": ("engine",), "telemetry": ("telemetry",), "scheduler": ("scheduler",), "api": ("api",)}
 BETTER, OURS = "/ours_times_better", "OPPO"
 # Least ratio, theirs ÷ ours.
 GOALS = {
@@ -65,7 +65,7 @@ def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
     """
     before, results = other_programs(), yardsticks("before")
     documents: dict[str, dict[str, Any]] = {}
-    for area, command in (AREAS if peers else ALONE).items():
+    for area, command in (WITH_PEERS if peers else WITHOUT_PEERS).items():
         click.echo(f"oppo bench {' '.join(command)} …", err=True)
         documents[area] = _run([*command, *(["--quick"] if quick else [])])
         compared = list(comparisons(documents))
