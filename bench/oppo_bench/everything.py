@@ -1,12 +1,14 @@
-"""`oppo bench all`: every benchmark in turn, beside the other programs with `--peers`, and one table of all comparisons."""
+"""`oppo bench all`: the benchmarks in turn, or with `--peers` those with other programs, and one table of all comparisons."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oppo_bench.report import write_results
-from oppo_bench.scheduler.command import bench_servers, other_programs
+from oppo_bench.scheduler.command import other_programs
+from oppo_bench.scheduler.slurm import PACKAGES, PROGRAMS
 from oppo_cli.home import Failure
 from oppo_cli.processes import oppo_command
 
@@ -30,11 +33,12 @@ BETTER, OURS = "/ours_times_better", "OPPO"
 GOALS = {
     "engine/M/B16/us_per_token/TRL": 5.0,
     "scheduler/submit_to_program_ms/p95/Slurm": 1.0,
-    "scheduler/cycle_ms/1000x200/Slurm's main scheduler": 1 / 3,
+    "scheduler/cycle_ms/1000x200/Slurm's main scheduler": 0.33,
     "scheduler/freed_to_dispatch_ms/p95/Slurm": 1.0,
     "scheduler/freed_to_dispatch_single_ms/p95/Slurm": 1.0,
 }
 REPEATED = 50
+QUERY = "SELECT sum(n * n) FROM generate_series(1, 20000) AS n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,15 @@ class Comparison:
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions and less data.")
-@click.option("--peers", is_flag=True, help="Beside TRL, MLflow, trackio, TensorBoard and Slurm, in turn at every figure.")
+@click.option("--peers", is_flag=True, help="Beside TRL, MLflow, trackio, TensorBoard and Slurm.")
 def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
-    """All benchmarks. With --peers one table: ours, theirs, the ratio with its spread, and the goal.
+    """The benchmarks of engine, telemetry, scheduler and API. With --peers those beside other programs, in one table.
 
-    Absolute times depend on the machine, ratios hardly. A fixed matrix product, database query and local request are
-    timed before and
-    after, so that two tables can be compared.
+    The table has ours, theirs, the ratio and the goal. Absolute times depend on the machine, ratios hardly: a fixed matrix
+    product, database query and local request are timed before and after.
     """
+    if peers:
+        _require_slurm()
     before, results = other_programs(), yardsticks("before")
     documents: dict[str, dict[str, Any]] = {}
     for area, command in (WITH_PEERS if peers else WITHOUT_PEERS).items():
@@ -110,22 +115,31 @@ def to_results(compared: list[Comparison]) -> list[Result]:
 def yardsticks(when: str) -> list[Result]:
     """Times of a fixed matrix product, a fixed database query and a local request, milliseconds."""
     import numpy as np
+    import psycopg
 
     from oppo_bench.document import Result
+    from oppo_platform import embedded
 
     square = np.random.default_rng(0).random((512, 512), dtype=np.float32)
     taken = {"matrix_product": [_timed(lambda: square @ square) for _ in range(REPEATED)]}
-    with bench_servers():
-        from django.db import connection
-
-        with connection.cursor() as cursor:
-            query = "SELECT sum(n * n) FROM generate_series(1, 20000) AS n"
-            taken["database_query"] = [_timed(lambda: cursor.execute(query)) for _ in range(REPEATED)]
+    with tempfile.TemporaryDirectory(prefix="oppo-bench-") as folder:
+        server = embedded.PostgresServer(Path(folder))
+        try:
+            with embedded.postgres(Path(folder)) as url, psycopg.connect(url) as connection:
+                taken["database_query"] = [_timed(lambda: connection.execute(QUERY)) for _ in range(REPEATED)]
+        finally:
+            server.remove_data()
     taken["local_request"] = _requests()
     return [Result.of(f"machine/{name}_ms/{when}", "ms", values) for name, values in taken.items()]
 
 
-def _timed(work: Any) -> float:
+def _require_slurm() -> None:
+    """Raises Failure if the last benchmark could not run: the first ones take half an hour."""
+    if os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)):
+        raise Failure(f"Slurm is needed, as root. On Debian: apt-get install {PACKAGES}")
+
+
+def _timed(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)
@@ -163,7 +177,8 @@ def _show(compared: list[Comparison], results: list[Result]) -> None:
     for each in compared:
         goal = "" if each.goal is None else f"{each.goal:.2f}{'' if each.ratio['median'] >= each.goal else ' missed'}"
         cells = (f"{each.ours['median']:,.3g}", f"{each.theirs['median']:,.3g}", f"{each.ratio['median']:,.2f} ×")
-        table.add_row(f"{each.name} [{each.ours['unit']}]", *cells, f"{each.ratio['min']:,.2f}–{each.ratio['max']:,.2f}", goal)
+        spread = f"{each.ratio['min']:,.2f}–{each.ratio['max']:,.2f}" if each.ratio["n"] > 1 else ""
+        table.add_row(f"{each.name} [{each.ours['unit']}]", *cells, spread, goal)
     screen.print(table, highlight=False)
     for result in results:
         if result.name.startswith("machine/"):

@@ -23,15 +23,14 @@ def test_every_comparison_is_found() -> None:
         Result.of("M/B16/sequential/us_per_token", "us", [2.0, 3.0]),
         Result.of("M/B16/sequential/speedup", "ratio", [2.0, 2.0]),
     ]
-    slurm = compared("cycle_ms/1000x200", [60.0, 70.0], [12.0, 14.0], "Slurm's main scheduler")
+    slurm = compared("cycle_ms/1000x200", [60.0, 70.0, None], {"Slurm's main scheduler": [12.0, 14.0, 99.0]}, tails=False)
     alone = [Result.of("freed_and_kept_back/OPPO", "times", [3])]
     found = list(comparisons({"engine": made("trl", trl), "scheduler": made("scheduler", [*slurm, *alone])}))
     assert [(each.name, each.ours["median"], each.theirs["median"], each.ratio["median"]) for each in found] == [
         ("engine/M/B16/us_per_token/TRL", 1.0, 5.0, 5.0),
-        ("scheduler/cycle_ms/1000x200/Slurm's main scheduler", 65.0, 13.0, 0.2),
-        ("scheduler/cycle_ms/1000x200/p95/Slurm's main scheduler", 70.0, 14.0, 0.2),
+        ("scheduler/cycle_ms/1000x200/Slurm's main scheduler", 65.0, 14.0, 0.2),
     ]
-    assert [each.goal for each in found] == [5.0, 1 / 3, None]
+    assert [each.goal for each in found] == [5.0, 0.33]
     named = {result.name: result for result in to_results(found)}
     assert (named["engine/M/B16/us_per_token/TRL/ratio"].min, named["engine/M/B16/us_per_token/TRL/theirs"].max) == (4.0, 6.0)
-    assert len(named) == 9
+    assert len(named) == 6

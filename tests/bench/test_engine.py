@@ -198,8 +198,12 @@ def test_a_size_of_any_shape(tmp_path: Path) -> None:
     assert spec.overlap.overcommit.max == 3
     with pytest.raises(ValueError, match="--hidden 100 must be a multiple of 8"):
         reshaped("S", {"hidden": 100})
-    refused = CliRunner().invoke(main, ["bench", "engine", "--hidden", "100"])
-    assert (refused.exit_code, "--hidden 100 must be a multiple of 8" in refused.output) == (2, True), refused.output
+    for arguments, words in (
+        (["--hidden", "100"], "--hidden 100 must be a multiple of 8"),
+        (["--batches", "8,32", "--overcommit", "9"], "--overcommit 9 is above batch 8"),
+    ):
+        refused = CliRunner().invoke(main, ["bench", "engine", *arguments])
+        assert (refused.exit_code, words in refused.output) == (2, True), refused.output
 
 
 def test_a_speed_up_that_varies_too_much_is_named() -> None:

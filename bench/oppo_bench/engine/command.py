@@ -41,7 +41,7 @@ TOO_NOISY = 1.25  # largest ÷ smallest speed-up
 @click.option("--chunk", type=click.IntRange(1, 512), default=16, show_default=True, help="C, tokens between two hand-overs.")
 @click.option("--overcommit", type=click.IntRange(1, 256), help="Δ, prompts beyond the batch. Default: half the batch.")
 @click.option(
-    "--lengths", default="lognormal", show_default=True, help="lognormal, pareto, bimodal, or a file, a length per line."
+    "--lengths", default="lognormal", show_default=True, help="lognormal, pareto, bimodal, or a file of lengths, 1 to 512."
 )
 @click.option("--hidden", type=click.IntRange(16, 8192), help="Width of the networks instead of the size's.")
 @click.option("--layers", type=click.IntRange(1, 128), help="Layers instead of the size's.")
@@ -76,6 +76,10 @@ def engine(
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores(), chosen)
     named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
+    if overcommit is not None and overcommit > min(counts):
+        raise Refusal(
+            f"--overcommit {overcommit} is above batch {min(counts)}: at most a batch of prompts is in flight beyond it."
+        )
     age, shape = max_age or MAX_AGE[device], {"hidden": hidden, "layers": layers, "vocab": vocab}
     try:
         drawn, shaped = Lengths.read(seed, lengths), [reshaped(name, shape) for name in named]

@@ -91,7 +91,7 @@ SHAPES: dict[str, Callable[[float, float, np.random.Generator], float]] = {
     # Index 1.2: a heavier tail than the log-normal one.
     "pareto": lambda median, sigma, draw: median * 2 ** (-1 / 1.2) * (1 + draw.pareto(1.2)),
     # Four of five answers are short, the others six times as long as the median.
-    "bimodal": lambda median, sigma, draw: median * (0.75 if draw.random() < 0.8 else 6.0) * np.exp(0.3 * draw.normal()),
+    "bimodal": lambda median, sigma, draw: median * (0.91 if draw.random() < 0.8 else 6.0) * np.exp(0.3 * draw.normal()),
 }
 
 
@@ -117,7 +117,7 @@ class Lengths:
         except OSError as error:
             raise ValueError(f"{source} is neither {', '.join(SHAPES)} nor a readable file ({error.strerror}).") from None
         except ValueError:
-            raise ValueError(f"{source} must contain one whole number per line.") from None
+            raise ValueError(f"{source} must contain whole numbers, one per line.") from None
         if not given or not all(1 <= length <= LONGEST for length in given):
             raise ValueError(f"{source} must contain lengths from 1 to {LONGEST}, one per line.")
         return cls(seed, longest=max(given), shape=Path(source).name, given=given)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,9 @@ LOOK_AT_OTHERS_S = 3.0
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
 @click.option("--quick", is_flag=True, help="The two smaller clusters, fewer repetitions.")
-@click.option("--peers", is_flag=True, help="Race Slurm instead, in turn at every figure; needs its Debian packages.")
+@click.option(
+    "--peers", is_flag=True, help="Compare with Slurm instead, in turn at every figure; as root, with its Debian packages."
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 def scheduler(json_file: Path | None, quick: bool, peers: bool, seed: int) -> None:
     """Time a run's way to its engine, many short attempts, and the scheduler's cycles, on a real PostgreSQL and broker.
@@ -51,10 +54,11 @@ def scheduler(json_file: Path | None, quick: bool, peers: bool, seed: int) -> No
     settings = {"seed": seed, "cycles": cycles, "freed": freed, "ended_a_cycle": ENDED_A_CYCLE, "starts": starts}
     loads = [Load(load.waiting, load.gpus, seed) for load in (QUICK_LOADS if quick else LOADS)]
     with bench_servers():
-        ours = _measure_ours(starts, attempts, loads, cycles, freed) if not peers else race(starts, cycles, freed, seed, _tell)
-        for measured in ours:
-            results += measured
-            write_results("scheduler", before, settings | ({} if peers else {"attempts": attempts}), results, json_file)
+        alone = partial(_measure_ours, starts, attempts, loads, cycles, freed)
+        with closing(race(starts, cycles, freed, seed, _progress) if peers else alone()) as figures:
+            for measured in figures:
+                results += measured
+                write_results("scheduler", before, settings | ({} if peers else {"attempts": attempts}), results, json_file)
     show("Scheduler", results)
     if not peers:
         _print_stages(results)
@@ -66,17 +70,17 @@ def scheduler(json_file: Path | None, quick: bool, peers: bool, seed: int) -> No
             click.echo("Others were busy: do not trust the figures.")
 
 
-def _tell(text: str) -> None:
+def _progress(text: str) -> None:
     click.echo(f"{text} …", err=True)
 
 
-def _measure_ours(starts: int, attempts: int, loads: Sequence[Load], cycles: int, freed: int) -> Iterator[list[Result]]:
-    _tell(f"{starts} starts on an idle platform")
+def _measure_ours(starts: int, attempts: int, loads: Sequence[Load], cycles: int, freed: int) -> Generator[list[Result]]:
+    _progress(f"{starts} starts on an idle platform")
     yield submit_to_start(starts)
-    _tell(f"{attempts} short attempts")
+    _progress(f"{attempts} short attempts")
     yield attempts_per_second(attempts)
     for load in loads:
-        _tell(f"{load.name}: {load.waiting} waiting runs, {load.gpus} GPUs")
+        _progress(f"{load.name}: {load.waiting} waiting runs, {load.gpus} GPUs")
         build(load)
         yield _cycles(load, cycles)
         if load.waiting == 1000:

@@ -1,7 +1,7 @@
 """`oppo bench scheduler --peers`: starts, cycles and hand-overs beside Slurm, in turn on the same machine.
 
-While one takes its turn, the other's controller is suspended. Slurm keeps its queue in memory and has no fair shares, quotas or
-stored reasons here; ours stores every decision in PostgreSQL.
+During one's cycle or hand-over the other's controller is suspended. Slurm keeps its queue in memory and has no fair shares,
+quotas or stored reasons here; ours stores every decision in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,29 +26,32 @@ from oppo_bench.scheduler.hand_over import ENDED_A_CYCLE, Broker, end_some, sche
 from oppo_bench.scheduler.load import Load, begin_all, build, generator, requested_gpus
 from oppo_bench.scheduler.slurm import Slurm, running_slurm
 from oppo_bench.scheduler.submit_to_start import LEFT_OUT, start_one
+from oppo_cli.home import Failure
 
 if TYPE_CHECKING:
     from oppo_bench.document import Result
 
 LOAD = Load(1000, 200)
 NICE, LIMITS_MIN = 40, (None, 60, 600)  # as the priorities and limits of `load`
-SETTLED_S, START_WITHIN_S = 1.5, 5.0
+SETTLED_S, START_WITHIN_S, BACKFILL_WITHIN_S = 1.5, 5.0, 3.0
+OURS, SLURM = "OPPO", "Slurm"
+Turns = Sequence[float | None]
 
 
-def race(starts: int, cycles: int, freed: int, seed: int, tell: Callable[[str], None]) -> Iterator[list[Result]]:
+def race(starts: int, cycles: int, freed: int, seed: int, progress: Callable[[str], None]) -> Generator[list[Result]]:
     """All figures of both, and the ratio Slurm's ÷ ours. Raises Failure if Slurm is missing or does not start."""
     mixed, single = replace(LOAD, seed=seed), replace(LOAD, seed=seed, single=True)
     with _slurm() as slurm:
-        tell(f"{starts} starts on an idle cluster")
-        yield _starts(slurm, starts)
-        tell(f"{LOAD.waiting} waiting jobs of one to eight GPUs on {LOAD.gpus}")
+        progress(f"{starts} starts on an idle cluster")
+        yield _starts(slurm, starts, generator(seed))
+        progress(f"{LOAD.waiting} waiting jobs of one to eight GPUs on {LOAD.gpus}")
         build(mixed)
         _fill(slurm, mixed, generator(seed))
         yield _cycles(slurm, cycles, generator(seed))
-        tell(f"{freed} times a freed GPU")
+        progress(f"{freed} times a freed GPU")
         yield _freed(slurm, freed, "freed_to_dispatch_ms", generator(seed))
     with _slurm() as slurm:
-        tell(f"{LOAD.waiting} waiting jobs of one GPU, {freed} times a freed one")
+        progress(f"{LOAD.waiting} waiting jobs of one GPU, {freed} times a freed one")
         build(single)
         _fill(slurm, single, generator(seed))
         yield _freed(slurm, freed, "freed_to_dispatch_single_ms", generator(seed))
@@ -61,25 +64,38 @@ def _slurm() -> Iterator[Slurm]:
         yield stack.enter_context(running_slurm(folder, LOAD.gpus))
 
 
-def compared(name: str, ours: Sequence[float], theirs: Sequence[float], peer: str = "Slurm") -> list[Result]:
-    """Median and 95th percentile of both, in milliseconds, and their ratios, theirs ÷ ours."""
+def compared(name: str, ours: Turns, peers: Mapping[str, Turns], tails: bool = True) -> list[Result]:
+    """Figures of all, in milliseconds, and the peers' ÷ ours in the same turn; None: a turn without a value.
+
+    `tails`: 95th percentiles as well. Raises Failure if one has no value at all.
+    """
     from oppo_bench.document import Result
 
-    results = []
-    for key, kind in ((name, Result.of), (f"{name}/p95", Result.tail)):
-        both = [kind(f"{key}/{who}", "ms", values) for who, values in (("OPPO", ours), (peer, theirs))]
-        results += [*both, Result.of(f"{key}/{peer}/ours_times_better", "ratio", [both[1].median / both[0].median])]
+    results: list[Result] = []
+    known = {who: [value for value in values if value is not None] for who, values in {OURS: ours, **peers}.items()}
+    if empty := [who for who, values in known.items() if not values]:
+        raise Failure(f"{name} has no value of {', '.join(empty)} in {len(ours)} turns.")
+    for key, kind in ((name, Result.of), *([(f"{name}/p95", Result.tail)] if tails else [])):
+        rows = {who: kind(f"{key}/{who}", "ms", values) for who, values in known.items()}
+        results += rows.values()
+        for peer, theirs in peers.items():
+            turns = [other / own for own, other in zip(ours, theirs, strict=True) if own is not None and other is not None]
+            if not turns or key != name:  # of two percentiles there is one ratio
+                turns = [rows[peer].median / rows[OURS].median]
+            results.append(Result.of(f"{key}/{peer}/ours_times_better", "ratio", turns))
     return results
 
 
-def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
+def _starts(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Result]:
     """From the user's call until the program of the run, or job, runs: a trivial program in both."""
     ours, theirs = [], []
     everything = slurm.idle_nodes()
     engine = shlex.join([sys.executable, "-I", "-S", stub_engine.__file__])
     with running_platform(1, {"OPPO_ENGINE_COMMAND": engine}) as running:
         for number in range(LEFT_OUT + repetitions):
+            time.sleep(chance.random())  # both have periodic loops
             stations, _ = start_one(running, number)
+            time.sleep(chance.random())
             began = time.time()
             job = slurm.submit(1)
             at = wait_for(partial(slurm.started_at, job), "a job's start")
@@ -88,7 +104,7 @@ def _starts(slurm: Slurm, repetitions: int) -> list[Result]:
             if number >= LEFT_OUT:
                 ours.append(1e3 * (stations[-1] - stations[0]))
                 theirs.append(1e3 * (at - began))
-    return compared("submit_to_program_ms", ours, theirs)
+    return compared("submit_to_program_ms", ours, {SLURM: theirs})
 
 
 def _fill(slurm: Slurm, load: Load, chance: random.Random) -> None:
@@ -115,8 +131,7 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
 
     kept = Kept()
     ours: list[float] = []
-    main: list[float] = []
-    backfill: list[float] = []
+    theirs: dict[str, list[float]] = {"Slurm's main scheduler": [], "Slurm's backfill": []}
     run_cycle(kept)
     for _ in range(repetitions):
         with slurm.suspended():
@@ -128,49 +143,46 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
         slurm.reset_cycles()
         running = slurm.running()
         slurm.end(chance.sample(running, max(1, round(ENDED_A_CYCLE * len(running)))))
-        wait_for(lambda: None not in slurm.mean_cycles(), "Slurm's cycles")
+        time.sleep(BACKFILL_WITHIN_S)
         _settle(slurm)
-        for values, mean in zip((main, backfill), slurm.mean_cycles(), strict=True):
-            assert mean is not None, "it was waited for"
+        for values, mean in zip(theirs.values(), slurm.mean_cycles(), strict=True):
+            if mean is None:
+                raise Failure(f"Slurm had no cycle within {BACKFILL_WITHIN_S:g} s.")
             values.append(mean)
-    name = f"cycle_ms/{LOAD.name}"
-    return compared(name, ours, main, "Slurm's main scheduler") + compared(name, ours, backfill, "Slurm's backfill")
+    return compared(f"cycle_ms/{LOAD.name}", ours, theirs, tails=False)
 
 
 def _freed(slurm: Slurm, repetitions: int, name: str, chance: random.Random) -> list[Result]:
-    """From the end of a job, as its controller learns of it, to the next job's start order."""
+    """From the end of a job, as its controller logs it, to the next job's start order."""
     from oppo_bench.document import Result
 
-    ours: list[float] = []
-    theirs: list[float] = []
-    kept_back = {"OPPO": 0, "Slurm": 0}
+    ours: list[float | None] = []
+    theirs: list[float | None] = []
     with scheduler_process() as scheduler, Broker() as broker:
         broker.drain(settle_s=3.0)
         for _ in range(repetitions):
             with slurm.suspended():
-                taken = broker.free_one(chance)
+                time.sleep(chance.random())
+                ours.append(broker.free_one(chance))
             with _suspended(scheduler.pid):
-                other = _free_one(slurm, chance)
-            for who, value, values in (("OPPO", taken, ours), ("Slurm", other, theirs)):
-                if value is None:
-                    kept_back[who] += 1
-                else:
-                    values.append(value)
+                time.sleep(chance.random())
+                theirs.append(_free_one(slurm, chance))
+    kept_back = {who: turns.count(None) for who, turns in ((OURS, ours), (SLURM, theirs))}
     counts = [Result.of(f"{name}/kept_back/{who}", "times", [count]) for who, count in kept_back.items()]
-    return compared(name, ours, theirs) + counts
+    return compared(name, ours, {SLURM: theirs}) + counts
 
 
 def _free_one(slurm: Slurm, chance: random.Random) -> float | None:
     """Milliseconds until Slurm starts a job on freed GPUs; None if it keeps them for the job in front."""
     since, deadline = slurm.log_size(), time.monotonic() + START_WITHIN_S
     slurm.end([chance.choice(slurm.running())])
-    while time.monotonic() < deadline:
-        ended, started = slurm.starts(since)
-        if ended is not None and started:
-            _settle(slurm)
-            return 1e3 * (started[0] - ended)
+    taken = None
+    while taken is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    return None
+        ended, started = slurm.starts(since)
+        taken = next((1e3 * (start - ended) for start in started if ended is not None and start >= ended), None)
+    _settle(slurm)
+    return taken
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from getpass import getuser
 from pathlib import Path
 
 from oppo_bench.platform_stack import wait_for
@@ -24,7 +23,7 @@ from oppo_platform.embedded.ports import saved_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "sdiag")
 PACKAGES = "slurmctld slurmd slurm-client munge"
-# Every waiting job is tested in both schedulers, a completed job starts a cycle at once, and backfill follows within a second.
+# Both schedulers may test every waiting job, a completed job starts a cycle at once, and backfill follows within a second.
 TUNED = "default_queue_depth=100000,bf_max_job_test=100000,bf_interval=1,bf_continue,batch_sched_delay=0,sched_min_interval=0"
 CONFIG = """
 ClusterName=bench
@@ -60,8 +59,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 JOB = """#!/bin/sh
 echo "$(date +%s.%N) $$" >{folder}/started/.$SLURM_JOB_ID
 mv {folder}/started/.$SLURM_JOB_ID {folder}/started/$SLURM_JOB_ID
-exec sleep 1000000
+exec {sleep}
 """
+SLEEP = "sleep 1000000"
 LINE = re.compile(r"\[([-\dT:.]+)\] (.*)")
 STARTED = re.compile(r"sched: Allocate JobId=(\d+)|sched/backfill: _start_job: Started JobId=(\d+)")
 CYCLE = re.compile(r"Mean cycle:\s+(\d+)")
@@ -81,7 +81,7 @@ class Slurm:
         return int(self._call("sbatch", "--parsable", *asked, *limit, str(self._folder / "job.sh")))
 
     def started(self) -> dict[int, tuple[float, int]]:
-        """By job, when its program started, and its process id; ended jobs included."""
+        """By job that `end` has not ended, when its program started, and its process id."""
         files = [file for file in (self._folder / "started").iterdir() if not file.name.startswith(".")]
         rows = {int(file.name): file.read_text().split() for file in files}
         return {job: (float(at), int(pid)) for job, (at, pid) in rows.items()}
@@ -93,24 +93,26 @@ class Slurm:
 
     def running(self) -> list[int]:
         """Ids of jobs whose program runs."""
-        return sorted(job for job, (_, pid) in self.started().items() if Path(f"/proc/{pid}").exists())
+        return sorted(job for job, (_, pid) in self.started().items() if _sleeps(pid))
 
     def end(self, jobs: Sequence[int]) -> None:
-        """Let jobs end by themselves."""
+        """Kill the jobs' programs; Slurm sees them end."""
         started = self.started()
         for job in jobs:
-            os.kill(started[job][1], signal.SIGKILL)
+            (self._folder / "started" / str(job)).unlink()
+            if _sleeps(pid := started[job][1]):
+                os.kill(pid, signal.SIGKILL)
 
     def cancel_all(self) -> None:
         """Cancel every waiting and running job."""
-        self._call("scancel", f"--user={getuser()}")
+        self._call("scancel", f"--user={os.geteuid()}")
 
     def log_size(self) -> int:
         """Place in the controller's log from which `starts` reads."""
         return (self._folder / "slurmctld.log").stat().st_size
 
     def starts(self, since: int) -> tuple[float | None, list[float]]:
-        """From the controller's log: when it learned of the first end of a job, and when it started each further job."""
+        """From the controller's log: the time of the first end of a job, None without one, and of every start."""
         with (self._folder / "slurmctld.log").open() as log:
             log.seek(since)
             lines = [match.groups() for line in log if (match := LINE.match(line))]
@@ -148,13 +150,23 @@ class Slurm:
         return done.stdout.strip()
 
 
+def _sleeps(pid: int) -> bool:
+    """Whether the process is a job's: ids are used again."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == SLEEP.replace(" ", "\0").encode() + b"\0"
+    except OSError:
+        return False
+
+
 def _posix(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
 @contextmanager
 def running_slurm(folder: Path, gpus: int) -> Iterator[Slurm]:
-    """Start Slurm with its files in `folder`. Raises Failure if it is not installed or does not start."""
+    """Start Slurm with its files in `folder`. Raises Failure if it cannot run here or does not start."""
+    if os.geteuid() != 0:
+        raise Failure("Slurm's daemons need root: run `oppo bench scheduler --peers` as root.")
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     if missing:
         raise Failure(f"Slurm is not installed ({', '.join(missing)}). On Debian: apt-get install {PACKAGES}")
@@ -163,7 +175,9 @@ def running_slurm(folder: Path, gpus: int) -> Iterator[Slurm]:
     with ExitStack() as stack, (folder / "daemons.log").open("wb") as log:
 
         def start(*command: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
             stack.callback(_stop, process)
             return process
 
@@ -173,7 +187,10 @@ def running_slurm(folder: Path, gpus: int) -> Iterator[Slurm]:
         slurm = Slurm(folder, start("slurmctld", "-D"))
         for name in names:
             start("slurmd", "-D", "-N", name)
-        wait_for(lambda: slurm.idle_nodes() == len(names), "Slurm's nodes")
+        try:
+            wait_for(lambda: slurm.idle_nodes() == len(names), "Slurm's nodes")
+        except Failure as error:
+            raise Failure(f"{error}\n{(folder / 'slurmctld.log').read_text()[-2000:]}") from None
         try:
             yield slurm
         finally:
@@ -197,7 +214,7 @@ def _configure(folder: Path, gpus: int) -> list[str]:
     )
     files = f"Name=gpu File={folder}/gpu[0-{GPUS_A_NODE - 1}]"
     (folder / "gres.conf").write_text("".join(f"NodeName={name} {files}\n" for name in names))
-    (folder / "job.sh").write_text(JOB.format(folder=folder))
+    (folder / "job.sh").write_text(JOB.format(folder=folder, sleep=SLEEP))
     return names
 
 

@@ -39,7 +39,7 @@ def move_to_present_root() -> None:
             moved.append(row)
     table = Checkpoint._meta.db_table
     with transaction.atomic(), connection.cursor() as cursor:
-        # It refuses checkpoints of ended attempts, which most of these are. Nobody else uses this database yet.
+        # The trigger rejects updates of ended attempts' checkpoints. The database is not in use before the swap.
         cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER oppo_fence_checkpoint")
         Checkpoint.objects.bulk_update(moved, ["url"], batch_size=1000)
         cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER oppo_fence_checkpoint")

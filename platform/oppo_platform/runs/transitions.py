@@ -79,10 +79,10 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
     run.refresh_from_db(fields=["cursor", *changes])
 
 
-def allocate_runs(reasons: Mapping[int, str], actor: str) -> list[int]:
-    """Move queued runs to allocated, with a new epoch each, in one statement. Returns those that were still queued.
+def allocate_runs(reasons: Mapping[int, str]) -> list[int]:
+    """Move queued runs to allocated by the scheduler, with a new epoch each, in one statement.
 
-    `reasons`: by run, why it is allocated.
+    `reasons`: by run, where it was allocated. Returns the runs that were still queued.
     """
     rows = f"UPDATE {Run._meta.db_table} AS run SET state = %s, reason = new.reason, cursor = run.cursor + 1, "  # noqa: S608 - no input
     rows += "epochs = run.epochs + 1 FROM unnest(%s::bigint[], %s::text[]) AS new(id, reason) "
@@ -93,7 +93,7 @@ def allocate_runs(reasons: Mapping[int, str], actor: str) -> list[int]:
             cursor.execute(rows, [new, list(reasons), list(reasons.values()), old])
             moved = sorted(run_id for (run_id,) in cursor.fetchall())
         Transition.objects.bulk_create(
-            Transition(run_id=run_id, old=old, new=new, reason=reasons[run_id], actor=actor, at=now) for run_id in moved
+            Transition(run_id=run_id, old=old, new=new, reason=reasons[run_id], actor="scheduler", at=now) for run_id in moved
         )
         runs_changed(moved)
     return moved

@@ -41,7 +41,7 @@ def allocate(placements: Sequence[Placement], now: datetime) -> int:
 
 def _allocate(placements: Sequence[Placement], nodes: Mapping[int, Node], now: datetime) -> int:
     names = {p.run_id: node_text([nodes[node_id].name for node_id in p.devices]) for p in placements}
-    moved = allocate_runs({run_id: f"Allocated on {name}." for run_id, name in names.items()}, "scheduler")
+    moved = allocate_runs({run_id: f"Allocated on {name}." for run_id, name in names.items()})
     runs = Run.objects.defer("spec", "plan", "latest", "last_log_lines").in_bulk(moved)
     placed = [placement for placement in placements if placement.run_id in runs]
     attempts = [_new_attempt(runs[placement.run_id], placement, nodes, now) for placement in placed]

@@ -69,7 +69,7 @@ def send_due() -> int:
 
 
 def _store_sent(sent: Sequence[int], now: datetime) -> None:
-    """Without waiting for the disk: orders that a crash forgets are sent again, which is harmless."""
+    """Record the orders as sent. Asynchronous commit: after a crash of the database they are sent again, which is harmless."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL synchronous_commit = off")
         Dispatch.objects.filter(pk__in=sent).update(sent_at=now, sends=F("sends") + 1)

@@ -48,7 +48,7 @@ class CompareOptions:
 def compare(
     runs: Sequence[Run], keys: Sequence[str], x: Axis, max_points: int = 1000, view: CompareOptions | None = None
 ) -> dict[str, Any]:
-    """All data of the compare page (docs/interfaces.md, `GET compare`).
+    """All data of the compare page (`GET compare`; docs/comparing.md).
 
     `speedup` is the baseline's time to the target ÷ the run's own; without a target the same ratio of mean seconds per step.
     None if one of the two is unknown.
@@ -67,8 +67,7 @@ def compare(
         for run_id in parts
     }
     settings = {run.pk: dict(_leaves(drop_unused_settings(run.spec))) for run in runs}
-    if view.group not in ("", BUT_SEED):
-        _require_setting(view.group, settings.values())
+    _require_setting(view.group, settings.values())
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]
@@ -89,7 +88,7 @@ def compare(
 
 
 def _require_setting(path: str, settings: Collection[Settings]) -> None:
-    if not any(path in leaves for leaves in settings):
+    if path not in ("", BUT_SEED) and not any(path in leaves for leaves in settings):
         near = nearest_match(path, sorted({known for leaves in settings for known in leaves}))
         raise UnknownSetting(f"No compared run has the setting {path}{f'; did you mean {near}?' if near else '.'}")
 

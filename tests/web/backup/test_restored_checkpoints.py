@@ -142,8 +142,10 @@ def test_a_restore_under_another_root_moves_checkpoints_there(busy, backups: Bac
     assert f"Its checkpoints were in {old}; here they belong in {settings.OPPO_ARTIFACT_ROOT}." in backups.told
     moved = backups.folder / "elsewhere" / "runs" / str(run.pk) / "checkpoints" / saved.name
     assert {name: (moved / name).read_bytes() for name in FILES} == FILES
-    with backups.looking_at():
+    with backups.looking_at(), connection.cursor() as cursor:
         assert Checkpoint.objects.get(run=run).url == moved.as_uri()
+        cursor.execute("SELECT tgenabled FROM pg_trigger WHERE tgname = 'oppo_fence_checkpoint'")
+        assert cursor.fetchall() == [("O",)], "enabled again"
 
 
 def test_runs_whose_checkpoint_is_not_here_are_held_and_resume_when_it_is(busy, backups: Backups, settings) -> None:

@@ -8,9 +8,11 @@ import redis
 from django.conf import settings as django_settings
 from django.db import IntegrityError, connection
 
+from oppo_contract.states import RunState, can_transition
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Allocation, Attempt, Run, Transition
+from oppo_platform.runs.transitions import allocate_runs
 from oppo_platform.scheduling import cycle
 from oppo_platform.scheduling.allocate import allocate
 from oppo_platform.scheduling.build_snapshot import _read_waiting
@@ -110,6 +112,20 @@ def test_placements_that_conflict_leave_the_others_alone(world, redis_url, monke
     moves = Transition.objects.filter(run=fine).order_by("pk").values_list("old", "new", "reason", "actor")
     assert list(moves)[1:] == [("queued", "allocated", "Allocated on node node1.", "scheduler")]
     assert not Transition.objects.filter(run=held, new="allocated").exists()
+
+
+@pytest.mark.parametrize("first", ["cancel", "allocate"])
+def test_a_run_is_cancelled_or_allocated_not_both(world, at_once, first):
+    runs = [world.submit() for _ in range(3)]
+    ids = [run.pk for run in runs]
+    calls = [lambda: cancel_run(ids[1], "user:ada"), lambda: allocate_runs(dict.fromkeys(ids, "Allocated."))]
+    at_once(*(calls if first == "cancel" else reversed(calls)))
+    rows = list(Run.objects.filter(pk__in=ids).order_by("pk").values_list("state", "epochs"))
+    assert (rows[0], rows[2]) == (("allocated", 1), ("allocated", 1))
+    assert rows[1] in (("cancelled", 0), ("cancelled", 1), ("cancelling", 1)), rows
+    moves = [(t.old, t.new) for t in Transition.objects.filter(run=ids[1]).order_by("pk")][1:]
+    assert all(can_transition(RunState(old), RunState(new)) for old, new in moves)
+    assert moves[0] == (("queued", "allocated") if rows[1][1] else ("queued", "cancelled"))
 
 
 def test_a_run_goes_only_where_its_prompts_are(world, make_entry):

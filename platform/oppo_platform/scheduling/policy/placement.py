@@ -28,7 +28,7 @@ class NodeDevices:
     reserved: dict[int, Reservation] = field(default_factory=dict)  # free, but reserved
     vacating: set[int] = field(default_factory=set)  # held by a run that is stopping, not claimed
     free_at: dict[int, float] = field(default_factory=dict)  # expected instant
-    _free_times: list[float] | None = None
+    _free_times: list[float] | None = field(default=None, init=False)
 
     @property
     def size(self) -> int:
