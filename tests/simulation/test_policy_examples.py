@@ -288,6 +288,9 @@ def test_remedies_in_reasons():
     busy = [running(10, 2, [100], preemptible=False)]
     made = plan(cluster([node(1, 8)], [waiting(1, 1, 8)], busy), 0)
     assert made.reasons[1].sooner == "Could start now with 7 devices."
+    made = plan(cluster([node(1, 8)], [waiting(1, 1, 8), waiting(2, 1, 8)], busy), 0)
+    assert made.reasons[1].sooner == "Could start now with 7 devices.", "they are reserved for it"
+    assert made.reasons[2].sooner == "Devices free up when running runs end or nodes are added."
     made = plan(cluster([node(1, 8), node(2), node(3)], [waiting(1, 1, 8)], busy), 0)
     assert made.reasons[1].sooner == "Could start now on 2 nodes."
     made = plan(cluster([node(1, 1)], [waiting(1, 1)], busy), 0)
