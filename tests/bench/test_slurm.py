@@ -45,10 +45,10 @@ def test_ends_and_starts_are_read_from_the_log(slurm: Slurm) -> None:
 
 
 def test_mean_cycles_are_read_from_the_statistics(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = STATISTICS
-    monkeypatch.setattr(slurm, "_call", lambda *command: told)
+    printed = STATISTICS
+    monkeypatch.setattr(slurm, "_call", lambda *command: printed)
     assert slurm.mean_cycles() == (7.117, 545.191)
-    told = STATISTICS.replace("\tMean cycle:   7117\n", "")
+    printed = STATISTICS.replace("\tMean cycle:   7117\n", "")
     assert slurm.mean_cycles() == (None, 545.191)
 
 

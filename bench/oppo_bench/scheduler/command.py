@@ -54,8 +54,8 @@ def scheduler(json_file: Path | None, quick: bool, peers: bool, seed: int) -> No
     settings = {"seed": seed, "cycles": cycles, "freed": freed, "ended_a_cycle": ENDED_A_CYCLE, "starts": starts}
     loads = [Load(load.waiting, load.gpus, seed) for load in (QUICK_LOADS if quick else LOADS)]
     with bench_servers():
-        alone = partial(_measure_ours, starts, attempts, loads, cycles, freed)
-        with closing(race(starts, cycles, freed, seed, _progress) if peers else alone()) as figures:
+        measure_ours = partial(_measure_ours, starts, attempts, loads, cycles, freed)
+        with closing(race(starts, cycles, freed, seed, _progress) if peers else measure_ours()) as figures:
             for measured in figures:
                 results += measured
                 write_results("scheduler", before, settings | ({} if peers else {"attempts": attempts}), results, json_file)
