@@ -14,9 +14,10 @@ from statistics import median
 from oppo_contract.spec import RunSpec
 from oppo_estimate.device_memory import Host, planned_devices
 from oppo_estimate.device_speed import Speed
+from oppo_estimate.response_lengths import NEVER, Endings, fit_endings
 from oppo_estimate.schedules import PLAIN
 from oppo_estimate.shapes import Shape
-from oppo_estimate.step_time import Lengths, Stages, ending_rate, mean_length, stages
+from oppo_estimate.step_time import Lengths, Stages, stages
 
 MOST_RUNS = 10
 # Settings that change which work a step does. Sizes (rows, lengths, mini-batches) are in `stages`.
@@ -35,7 +36,8 @@ LEAST_MEMORY = 0.2  # of the estimate above the fixed part, however little an ea
 class EarlierRun:
     """What a run measured: means over its steps; tokens per response and prompt, and peak memory of its fullest device in bytes.
 
-    None: not measured. `cores`: of its node. `saved`: time that overlap saved ÷ its time, on its recorded steps.
+    None: not measured. `cores`: of its node. `clipped`: share of responses that reached the limit. `saved`: time that overlap
+    saved ÷ its time, on its recorded steps.
     """
 
     run_id: int
@@ -45,8 +47,14 @@ class EarlierRun:
     decode_s: float | None
     response: float
     prompt: float | None
+    clipped: float | None = None
     peak_bytes: int | None = None
     saved: float | None = None
+
+    @property
+    def endings(self) -> Endings:
+        """How its responses ended."""
+        return fit_endings(self.response, self.clipped, self.spec.rollout.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +112,21 @@ def _sequential(spec: RunSpec) -> RunSpec:
 
 
 def expected_lengths(spec: RunSpec, runs: Sequence[EarlierRun]) -> Lengths:
-    """Mean tokens of prompts and responses: as in the runs, whose responses would end at the same rate under another limit."""
+    """Prompts as long as in the runs, and responses that end as theirs did, under the spec's limits."""
     longest, most = spec.rollout.max_new_tokens, spec.rollout.max_prompt_tokens
     if not runs:
-        return Lengths(most, longest)
-    response = median(mean_length(ending_rate(run.response, run.spec.rollout.max_new_tokens), longest) for run in runs)
+        return Lengths(most, NEVER, longest)
+    found = [run.endings for run in runs]
+    endings = Endings(median(each.endless for each in found), median(each.rate for each in found))
     prompts = [run.prompt for run in runs if run.prompt is not None]
-    return Lengths(min(most, median(prompts)) if prompts else most, response)
+    return Lengths(min(most, median(prompts)) if prompts else most, endings, longest)
 
 
 def _factors(run: EarlierRun, model: EstimateInputs, speed: Speed) -> tuple[float, float]:
     """Measured ÷ estimated time of decoding, and of everything else."""
-    prompt = run.spec.rollout.max_prompt_tokens if run.prompt is None else run.prompt
-    estimated = stages(run.spec, model.shapes, speed, Lengths(prompt, run.response), run.cores, model.host.gpu)
+    rollout = run.spec.rollout
+    lengths = Lengths(rollout.max_prompt_tokens if run.prompt is None else run.prompt, run.endings, rollout.max_new_tokens)
+    estimated = stages(run.spec, model.shapes, speed, lengths, run.cores, model.host.gpu)
     if run.decode_s is None or not 0 < run.decode_s < run.step_s:
         return (run.step_s / estimated.step_s(),) * 2
     return run.decode_s / estimated.decode, _rest_factor(estimated, run.step_s, run.decode_s)

@@ -7,7 +7,6 @@ Symbols: B rows per step, L longest response, times in seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from oppo_estimate.device_speed import Speed
 from oppo_estimate.devices import speed as speed_of
 from oppo_estimate.items import Role, dtype_bytes_of
 from oppo_estimate.memory import evaluation_rows, pass_tokens
+from oppo_estimate.response_lengths import Endings
 from oppo_estimate.roles import build_roles
 from oppo_estimate.shapes import Shape
 
@@ -28,10 +28,16 @@ OPTIMIZER_BYTES = 28  # read and written per trained weight in a step of AdamW
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of an average prompt, and of an average response of this run."""
+    """Tokens of an average prompt, and how responses end, at the latest after `longest` tokens."""
 
     prompt: float
-    response: float
+    endings: Endings
+    longest: int
+
+    @property
+    def response(self) -> float:
+        """Tokens of an average response."""
+        return self.endings.mean(self.longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def stages(spec: RunSpec, shapes: Mapping[str, Shape], speed: Speed, lengths: Le
     apart, workers = scores_apart(spec, cores, gpu), _workers(spec, cores, gpu)
     actor, rows = roles["actor"], spec.ppo.rows / spec.resources.ranks
     tokens = rows * (lengths.prompt + lengths.response)
-    decode = _decode_s(actor.shape, speed, rows, decode_rounds(spec, lengths.response), lengths, spec)
+    decode = _decode_s(actor.shape, speed, rows, decode_rounds(spec, lengths.endings), lengths, spec)
     readers = [role for role in roles.values() if role.name != "actor"]
     score = sum(_pass_s(role.shape, speed, tokens) for role in readers)
     critic = _update_s(spec, roles["critic"], speed, tokens) if "critic" in roles else 0.0
@@ -107,38 +113,9 @@ def _workers(spec: RunSpec, cores: int, gpu: bool) -> Workers:
     return Workers(speed_of(acting, DECODE_CORE_GAIN), scoring, speed_of(acting, CORE_GAIN), scoring)
 
 
-def decode_rounds(spec: RunSpec, mean: float) -> float:
-    """Expected decode steps of one PPO step: until the batch's last response ends, or with deferral its B-th of B + Δ.
-
-    Responses end at a constant rate per token (`ending_rate`), so the n-th of m ends after (H(m) − H(m − n)) ÷ rate.
-    """
-    longest = spec.rollout.max_new_tokens
-    rate = ending_rate(mean, longest)
-    if rate <= 0:
-        return longest
-    rows, extra = spec.ppo.rows, spec.initial_overcommit * spec.ppo.group_size
-    return min(longest, (_harmonic(rows + extra) - _harmonic(extra)) / rate)
-
-
-def ending_rate(mean: float, longest: int) -> float:
-    """The rate r per token at which responses end, if their mean is (1 − e^(−rL)) ÷ r because they are cut at L = `longest`."""
-    if mean >= longest * (1 - 1e-6):
-        return 0.0
-    low, high = 0.0, 1.0 / max(mean, 1e-3)
-    for _ in range(50):
-        rate = (low + high) / 2
-        low, high = (rate, high) if mean_length(rate, longest) > mean else (low, rate)
-    return high
-
-
-def mean_length(rate: float, longest: int) -> float:
-    """Mean length of responses that end at this rate per token and are cut at `longest`."""
-    return float(longest) if rate * longest < 1e-9 else -math.expm1(-rate * longest) / rate
-
-
-def _harmonic(n: int) -> float:
-    """1 + 1/2 + … + 1/n."""
-    return sum(1 / k for k in range(1, n + 1)) if n < 64 else math.log(n) + 0.5772156649 + 1 / (2 * n)
+def decode_rounds(spec: RunSpec, endings: Endings) -> float:
+    """Expected decode steps of one PPO step: until the batch's last response ends, or with deferral its B-th of B + Δ."""
+    return endings.rounds(spec.ppo.rows, spec.initial_overcommit * spec.ppo.group_size, spec.rollout.max_new_tokens)
 
 
 def _decode_s(shape: Shape, speed: Speed, rows: float, rounds: float, lengths: Lengths, spec: RunSpec) -> float:
@@ -174,6 +151,5 @@ def _evaluation_s(spec: RunSpec, shape: Shape, speed: Speed, lengths: Lengths) -
         return 0.0
     rows = evaluation_rows(spec, spec.evaluation.count)
     batches = spec.evaluation.count / spec.resources.ranks / rows
-    rate = ending_rate(lengths.response, spec.rollout.max_new_tokens)
-    rounds = min(spec.rollout.max_new_tokens, _harmonic(rows) / rate) if rate else float(spec.rollout.max_new_tokens)
+    rounds = lengths.endings.rounds(rows, 0, spec.rollout.max_new_tokens)
     return batches * _decode_s(shape, speed, rows, rounds, lengths, spec) / spec.evaluation.every_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,10 @@ from oppo_contract.spec import RunSpec, load_spec
 from oppo_estimate.calibration import EarlierRun, EstimateInputs, comparable, estimate_step, expected_lengths, expected_peak
 from oppo_estimate.device_memory import Host, find_remedy, planned_devices
 from oppo_estimate.device_speed import CORE, device_speed, stated_gpu
+from oppo_estimate.response_lengths import NEVER, Endings, fit_endings
 from oppo_estimate.roles import role_head
 from oppo_estimate.shapes import Shape, tiny_shape
-from oppo_estimate.step_time import Lengths, decode_rounds, ending_rate, mean_length, stages
+from oppo_estimate.step_time import Lengths, decode_rounds, stages
 
 TINY = {"tiny": {"hidden": 64, "layers": 2, "heads": 4, "context": 4096, "vocab": 512}}
 GIB = 2**30
@@ -47,10 +50,10 @@ def measured(spec: RunSpec, run_id: int = 1, **figures: Any) -> EarlierRun:
 
 RUNS = st.lists(
     st.builds(
-        lambda response, step_s, share, peak: {
-            "response": response, "step_s": step_s, "decode_s": share * step_s, "peak_bytes": peak,
+        lambda response, clipped, step_s, share, peak: {
+            "response": response, "clipped": clipped, "step_s": step_s, "decode_s": share * step_s, "peak_bytes": peak,
         },
-        st.floats(1, 128), st.floats(0.01, 1000), st.floats(0.05, 0.95), st.integers(10**8, 10**11),
+        st.floats(1, 128), st.none() | st.floats(0, 1), st.floats(0.01, 1000), st.floats(0.05, 0.95), st.integers(10**8, 10**11),
     ),
     max_size=4,
 )  # fmt: skip
@@ -85,24 +88,50 @@ def test_more_rollouts_or_longer_responses_never_reduce_memory_or_time(
 
 
 @given(st.floats(0.5, 1000), st.integers(1, 1000))
-def test_the_ending_rate_gives_back_the_mean_length(mean: float, longest: int) -> None:
+def test_the_endings_give_back_the_mean_length(mean: float, longest: int) -> None:
     mean = min(mean, longest * 0.999)
-    assert mean_length(ending_rate(mean, longest), longest) == pytest.approx(mean, rel=1e-3)
+    assert fit_endings(mean, None, longest).mean(longest) == pytest.approx(mean, rel=1e-3)
+
+
+@given(st.floats(0.0, 0.9), st.floats(0.01, 0.5), st.integers(50, 1000))
+def test_the_share_of_responses_that_never_end_is_found(endless: float, rate: float, longest: int) -> None:
+    """And with it the mean under any other limit."""
+    true = Endings(endless, rate)
+    found = fit_endings(true.mean(longest), endless + (1 - endless) * math.exp(-rate * longest), longest)
+    for limit in (longest // 3, longest, 3 * longest):
+        assert found.mean(limit) == pytest.approx(true.mean(limit), rel=0.02)
 
 
 def test_responses_that_fill_the_limit_grow_with_it_and_short_ones_do_not() -> None:
     full, short = measured(spec_with(), response=128.0), measured(spec_with(), response=10.0)
+    mixed = measured(spec_with(), response=10 + 0.25 * 118, clipped=0.25)
     longer = spec_with(rollout={"max_new_tokens": 1024, "max_prompt_tokens": 32})
     assert expected_lengths(longer, [full]).response == pytest.approx(1024)
     assert expected_lengths(longer, [short]).response == pytest.approx(10, rel=0.01)
-    assert expected_lengths(longer, []) == Lengths(32, 1024)
+    assert expected_lengths(longer, [mixed]).response == pytest.approx(10 + 0.25 * 1014, rel=0.02)
+    assert expected_lengths(longer, []) == Lengths(32, NEVER, 1024)
 
 
 def test_deferral_saves_the_tail() -> None:
     overlap = {"intra_step": "off", "inter_step": "defer", "overcommit": {"initial": 8, "max": 8}}
     waits, defers = spec_with(overlap={"intra_step": "off", "inter_step": "off"}), spec_with(overlap=overlap)
-    assert decode_rounds(defers, 20) < decode_rounds(waits, 20) <= 128
-    assert decode_rounds(waits, 128) == 128
+    assert decode_rounds(defers, Endings(0, 1 / 20)) < decode_rounds(waits, Endings(0, 1 / 20)) <= 128
+    assert decode_rounds(waits, NEVER) == 128
+    assert decode_rounds(waits, Endings(0.1, 1.0)) == 128, "one of the batch never ends"
+    assert decode_rounds(defers, Endings(0.1, 1.0)) < 128, "and is deferred"
+
+
+def test_the_rounds_of_a_whole_batch_are_the_longest_of_its_lengths() -> None:
+    """Against drawn lengths: the B-th shortest of B + Δ of them, cut at the limit."""
+    draw = random.Random(0)
+    for rows, extra, endless in ((8, 0, 0.0), (8, 4, 0.0), (16, 8, 0.1)):
+        endings, longest = Endings(endless, 0.05), 200
+
+        def length(endings: Endings = endings, longest: int = longest) -> float:
+            return longest if draw.random() < endings.endless else min(longest, draw.expovariate(endings.rate))
+
+        drawn = [sorted(length() for _ in range(rows + extra))[rows - 1] for _ in range(2000)]
+        assert endings.rounds(rows, extra, longest) == pytest.approx(sum(drawn) / len(drawn), rel=0.15)
 
 
 def test_a_comparable_run_gives_back_its_own_time_and_memory() -> None:
@@ -217,7 +246,7 @@ def test_gpus_are_found_by_their_drivers_name() -> None:
 def test_more_cores_and_streaming_are_faster() -> None:
     def step(cores: int, intra: str) -> float:
         spec = spec_with(overlap={"intra_step": intra, "inter_step": "off"}, ppo={"batch_size": 32})
-        return stages(spec, shapes_of(spec), CORE, Lengths(16, 100), cores, gpu=False).step_s()
+        return stages(spec, shapes_of(spec), CORE, Lengths(16, Endings(0.0, 0.005), 128), cores, gpu=False).step_s()
 
     assert step(4, "off") < step(2, "off") < step(1, "off")
     assert step(1, "per_chunk") == step(1, "off"), "one core does not stream"

@@ -78,7 +78,7 @@ def runs(owner: Tenant, count: int, keys: Sequence[str], state: str = "succeeded
     Attempt.objects.bulk_create((
         Attempt(
             run=run, epoch=1, node=owner.node, created_at=now, lease_expires_at=now + timedelta(days=1), first_step=1,
-            state=AttemptState.RUNNING,
+            state=AttemptState.RUNNING if state == "running" else AttemptState.ENDED,
         )
         for run in made
     ), batch_size=1000)  # fmt: skip

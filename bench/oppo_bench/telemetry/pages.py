@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,8 +179,12 @@ class Opened(NamedTuple):
 
 
 def opened(chromium: Any, url: str, chart: str, state: Any = None) -> Opened:
-    """Open a page with an empty cache."""
-    context = chromium.new_context(storage_state=state, viewport=SIZE)
+    """Open a page with an empty cache. Raises playwright's `TimeoutError` if no chart is drawn within 30 s."""
+    with closing(chromium.new_context(storage_state=state, viewport=SIZE)) as context:
+        return _opened(context, url, chart)
+
+
+def _opened(context: Any, url: str, chart: str) -> Opened:
     page, received, arrived, asked = context.new_page(), [0.0], [0.0], []
     network = context.new_cdp_session(page)
     network.send("Network.enable")
@@ -193,7 +197,6 @@ def opened(chromium: Any, url: str, chart: str, state: Any = None) -> Opened:
     seconds, first = time.perf_counter() - start, sum(arrived)
     page.wait_for_load_state("load")
     page.wait_for_timeout(500)
-    context.close()
     own = "/".join(url.split("/")[:3])
     elsewhere = [url for url in asked if not url.startswith((own, "data:", "blob:"))]
     return Opened(seconds, first / 1e3, sum(received) / 1e3, elsewhere)

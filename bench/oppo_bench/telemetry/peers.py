@@ -114,16 +114,28 @@ def _able(trackers: Sequence[Tracker], work: str) -> list[Tracker]:
 def _pages(
     trackers: Sequence[Tracker], prefix: str, columns: Columns, repetitions: int, times: Times, progress: Progress
 ) -> None:  # fmt: skip
-    """A run with these metrics opened by a browser with an empty cache: until the first chart, and kilobytes."""
+    """A run with these metrics opened by a browser with an empty cache: until the first chart, and kilobytes.
+
+    A peer that draws none within 30 s is left out.
+    """
+    from playwright.sync_api import TimeoutError as NoChart
+
     able = _able(trackers, "page")
     progress(f"storing a run of {len(columns)} metrics")
     places = {tracker.name: tracker.page(tracker.keep([columns])[0]) for tracker in able}
     with browser() as chromium:
         states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
         for n in range(-1, repetitions):
-            for tracker in able:
+            for tracker in list(able):
                 progress(f"first chart of {len(columns)} metrics: {tracker.name}")
-                page = opened(chromium, *places[tracker.name], states[tracker.name])
+                try:
+                    page = opened(chromium, *places[tracker.name], states[tracker.name])
+                except NoChart:
+                    if isinstance(tracker, Ours):
+                        raise
+                    progress(f"none within 30 s, left out: {tracker.name}")
+                    able.remove(tracker)
+                    continue
                 if n >= 0:
                     times[f"{prefix}first_chart_s"][tracker.name].append(page.seconds)
                     times[f"{prefix}page_kb"][tracker.name].append(page.kb)

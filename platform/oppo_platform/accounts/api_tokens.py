@@ -175,10 +175,13 @@ def revoke_named(user: User, name: str) -> None:
 def user_for_token(text: str) -> User | None:
     """The user of a token, restricted to its team and scope; None if it is invalid."""
     parsed = parse_token(text, "api")
-    token = ApiToken.objects.select_related("user").filter(prefix=parsed[0], revoked_at__isnull=True).first() if parsed else None
-    if parsed is None or token is None or not same_digest(token.digest, parsed[1]) or not token.user.is_active:
+    if parsed is None:
         return None
-    now = clock.now()
+    known = ApiToken.objects.select_related("user").annotate(now=clock.now_in_query())
+    token = known.filter(prefix=parsed[0], revoked_at__isnull=True).first()
+    if token is None or not same_digest(token.digest, parsed[1]) or not token.user.is_active:
+        return None
+    now = token.now
     if token.expires_at is not None and token.expires_at <= now:
         return None
     # Precise to the minute, which saves a write per request.

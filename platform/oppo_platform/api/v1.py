@@ -63,6 +63,7 @@ from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.labels import MOST_TAGS, TagRefused
 from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
+from oppo_platform.runs.services import node_offers
 from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
@@ -208,7 +209,8 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
         problems = [p.as_dict() for p in (*unknown, *error.problems)]
         return Validated(ok=False, problems=problems, spec=spec, yaml=yaml, chosen={}, plan=None)
     spec = checked.model_dump(mode="json")
-    values = chosen_values(checked)
+    offers = node_offers()
+    values = chosen_values(checked, offers)
     chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in values.items()}
     return Validated(
         ok=not unknown,
@@ -216,7 +218,7 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
         spec=spec,
         yaml=dump_yaml(spec),
         chosen=chosen,
-        plan=plan_run(checked, values, team_id),
+        plan=plan_run(checked, values, offers, team_id),
     )
 
 

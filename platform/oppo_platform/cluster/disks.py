@@ -52,7 +52,7 @@ def _moved(old: Disk, report: wire.DiskReport, now: datetime) -> bool:
 
 def low_disks() -> QuerySet[Disk]:
     """Disks that are low, as far as is known."""
-    return Disk.objects.filter(low=True, told_at__gte=clock.now() - timedelta(seconds=BELIEVED_S))
+    return Disk.objects.filter(low=True, told_at__gte=clock.now_in_query() - timedelta(seconds=BELIEVED_S))
 
 
 def describe_low_disks() -> dict[int, str]:

@@ -14,7 +14,7 @@ from oppo_platform.cluster.models import Node
 
 def live_nodes() -> QuerySet[Node]:
     """Nodes with a heartbeat within the last minute (`OPPO_NODE_FRESH_S`)."""
-    return Node.objects.filter(last_seen_at__gt=clock.now() - timedelta(seconds=settings.OPPO_NODE_FRESH_S))
+    return Node.objects.filter(last_seen_at__gt=clock.now_in_query() - timedelta(seconds=settings.OPPO_NODE_FRESH_S))
 
 
 def version_problem(node: Node) -> str:

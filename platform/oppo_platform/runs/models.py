@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 
@@ -84,6 +84,7 @@ class Run(models.Model):
             models.Index(fields=["project", "-id"], name="run_by_project"),
             models.Index(fields=["-priority", "queued_at", "id"], condition=Q(state="queued"), name="run_waiting"),
             models.Index(fields=["state", "-id"], name="run_by_state"),
+            models.Index(F("reward").desc(nulls_last=True), F("id").desc(), name="run_by_reward"),
         ]
 
     def __str__(self) -> str:

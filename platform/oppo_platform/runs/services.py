@@ -68,10 +68,13 @@ def node_offers() -> list[NodeOffer]:
 
 
 @transaction.atomic
-def submit_run(user: User, project: Project, spec: RunSpec, plan: dict[str, Any] | None = None) -> Run:
+def submit_run(
+    user: User, project: Project, spec: RunSpec, plan: dict[str, Any] | None = None, offers: Sequence[NodeOffer] | None = None
+) -> Run:
     """Queue a checked spec. The caller has checked that the user may submit to the project.
 
-    `plan`: the plan of the run (`usecases.run_plan`), with which its page compares what happened.
+    `plan`: the plan of the run (`usecases.run_plan`), with which its page compares what happened. `offers`: `node_offers()`, if
+    known.
 
     Raises:
         SpecError: its checkpoint was deleted since the check.
@@ -86,7 +89,7 @@ def submit_run(user: User, project: Project, spec: RunSpec, plan: dict[str, Any]
         spec_version=spec.version,
         preset=matching_preset(spec),
         devices=spec.resources.devices,
-        needs=node_requirements(spec),
+        needs=node_requirements(spec, offers),
         priority=spec.queue.priority,
         preemptible=spec.queue.preemptible,
         max_runtime_s=None if limit_h is None else 3600 * limit_h,

@@ -69,7 +69,7 @@ def _data_folder() -> str:
 
 def low_database() -> str:
     """The reason why new runs are refused, a sentence; empty while there is space, or if the last check is old."""
-    row = DatabaseDisk.objects.filter(pk=1, low=True, looked_at__gte=clock.now() - timedelta(seconds=MAX_AGE_S)).first()
+    row = DatabaseDisk.objects.filter(pk=1, low=True, looked_at__gte=clock.now_in_query() - timedelta(seconds=MAX_AGE_S)).first()
     if row is None:
         return ""
     left = size(row.free_bytes or 0)

@@ -11,14 +11,14 @@ from django.db.models import QuerySet, TextField, Value
 from django.db.models.functions import Lower
 
 from oppo_contract.states import ENDED
-from oppo_platform.runs.models import Run
+from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry.models import LogLine
 from oppo_platform.telemetry.search import search_terms
 
 MOST_LINES = 1000
 LINES_A_READ = 5000
 # A thousand lines as model instances with their attempts take more than three times as long.
-COLUMNS = ("pk", "attempt__epoch", "stream", "text", "time")
+COLUMNS = ("pk", "attempt_id", "stream", "text", "time")
 
 # The platform itself also writes lines, for example when it stops storing metrics.
 Stream = Literal["stdout", "stderr", "supervisor", "platform"]
@@ -48,14 +48,16 @@ def logs(
     """
     ended = run.state in ENDED
     limit = max(1, min(limit, MOST_LINES))
-    rows = _matching(LogLine.objects.filter(attempt__run=run), stream, words).values_list(*COLUMNS)
+    # Without a join the index of one attempt's lines is read from its end.
+    epochs = dict(Attempt.objects.filter(run=run).values_list("pk", "epoch"))
+    rows = _matching(LogLine.objects.filter(attempt__in=list(epochs)), stream, words).values_list(*COLUMNS)
     if after is not None:
-        lines = [_as_line(*line) for line in rows.filter(pk__gt=after).order_by("pk")[:limit]]
+        lines = [_as_line(epochs, *line) for line in rows.filter(pk__gt=after).order_by("pk")[:limit]]
         return {"lines": lines, "next": lines[-1]["id"] if lines else after, "earlier": None if after else False, "ended": ended}
     if before is not None:
         rows = rows.filter(pk__lt=before)
     newest = list(rows.order_by("-pk")[: limit + 1])
-    lines = [_as_line(*line) for line in newest[:limit][::-1]]
+    lines = [_as_line(epochs, *line) for line in newest[:limit][::-1]]
     return {"lines": lines, "next": lines[-1]["id"] if lines else 0, "earlier": len(newest) > limit, "ended": ended}
 
 
@@ -68,8 +70,8 @@ def _matching(rows: QuerySet[LogLine], stream: Stream | None, words: str) -> Que
     return rows
 
 
-def _as_line(pk: int, epoch: int, stream: Stream, text: str, time: datetime) -> dict[str, Any]:
-    return {"id": pk, "attempt": epoch, "stream": stream, "text": text, "time": time.isoformat()}
+def _as_line(epochs: dict[int, int], pk: int, attempt_id: int, stream: Stream, text: str, time: datetime) -> dict[str, Any]:
+    return {"id": pk, "attempt": epochs[attempt_id], "stream": stream, "text": text, "time": time.isoformat()}
 
 
 async def whole_log(run: Run) -> AsyncIterator[bytes]:

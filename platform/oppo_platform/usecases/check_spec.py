@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -14,7 +15,7 @@ from oppo_estimate.shapes import tiny_shape
 from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import secret_names
 from oppo_platform.runs.forks import fork_problems
-from oppo_platform.runs.preflight import find_problems, secret_problems
+from oppo_platform.runs.preflight import NodeOffer, find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.build_snapshot import empty_cluster
@@ -39,9 +40,10 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     if yaml is None:
         check_size(data)
     spec = load_yaml(yaml) if yaml is not None else load_spec(data)
-    problems = find_problems(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
+    offers = node_offers()
+    problems = find_problems(spec, offers, shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
-        problems = problems or _infeasible_request(spec, team_id)
+        problems = problems or _infeasible_request(spec, offers, team_id)
         problems += secret_problems(spec, secret_names(team_id)) + storage_problems(team_id)
         problems += fork_problems(spec, team_id)
     if problems:
@@ -49,14 +51,14 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     return spec
 
 
-def chosen_values(spec: RunSpec) -> dict[str, Chosen]:
-    """What a run will use for settings that the spec leaves empty, as far as the catalogue knows its models.
+def chosen_values(spec: RunSpec, offers: Sequence[NodeOffer]) -> dict[str, Chosen]:
+    """What a run will use for settings that the spec leaves empty, as far as the nodes in `offers` know its models.
 
     Nothing for a fork, which keeps what its checkpoint's run used.
     """
     if spec.fork is not None:
         return {}
-    known = {name: facts.weights for offer in node_offers() for name, facts in offer.models.items()}
+    known = {name: facts.weights for offer in offers for name, facts in offer.models.items()}
     weights = {
         role: tiny_shape(model.tiny, "lm").weights if model.tiny is not None else known.get(model.path or "", 0)
         for role, model in spec.role_models().items()
@@ -64,10 +66,10 @@ def chosen_values(spec: RunSpec) -> dict[str, Chosen]:
     return chosen_defaults(spec, weights)
 
 
-def _infeasible_request(spec: RunSpec, team_id: int) -> list[SpecProblem]:
+def _infeasible_request(spec: RunSpec, offers: Sequence[NodeOffer], team_id: int) -> list[SpecProblem]:
     """Why the run could not start even on an empty cluster within the team's quota; empty if it could."""
     devices = spec.resources.devices
-    run = waiting_run(spec, node_requirements(spec), team_id)
+    run = waiting_run(spec, node_requirements(spec, offers), team_id)
     reason = policy.feasible_ever(run, empty_cluster(clock.now()))
     if reason is None:
         return []

@@ -20,7 +20,7 @@ LEAST_STEPS = 3
 RECENT_RUNS, CANDIDATES = 500, 20  # of the team, and of those the ones whose specs are compared
 SAVING_RUNS, SAVING_STEPS = 3, 30  # whose timelines are read
 GB = 10**9
-DECODE_TIME, PROMPT_TOKENS = "timing_s/gen", "prompt_length/mean"
+DECODE_TIME, PROMPT_TOKENS, CLIPPED = "timing_s/gen", "prompt_length/mean", "response_length/clip_ratio"
 # Peak memory, the first that a run has: of the first rank's fullest GPU, or of its processes, beside which other ranks may run.
 GPU_PEAK, CPU_PEAKS = "perf/max_memory_allocated_gb", ("perf/max_rss_gb", "perf/rss_gb")
 PEAK_MEMORY = (GPU_PEAK, *CPU_PEAKS)
@@ -35,13 +35,14 @@ def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[Ea
     chosen = comparable(spec, _candidates(team_id, spec, kind, device))
     runs = Run.objects.in_bulk([run.run_id for run in chosen])
     ranges = attempt_ranges_by_run(runs.values())
-    series = whole_series(ranges, (DECODE_TIME, PROMPT_TOKENS, *PEAK_MEMORY))
+    series = whole_series(ranges, (DECODE_TIME, PROMPT_TOKENS, CLIPPED, *PEAK_MEMORY))
     overlaps = spec.overlap.intra_step != "off" or spec.overlap.inter_step != "off"
     return [
         replace(
             run,
             decode_s=_mean(series.get((run.run_id, DECODE_TIME))),
             prompt=_mean(series.get((run.run_id, PROMPT_TOKENS))),
+            clipped=_mean(series.get((run.run_id, CLIPPED))),
             peak_bytes=peak_memory(run.run_id, series, run.spec.resources.ranks_per_node),
             saved=_saved(runs[run.run_id], ranges[run.run_id]) if overlaps and place < SAVING_RUNS else None,
         )

@@ -119,18 +119,18 @@ class Plan(TypedDict):
     saving: SavingPlan | None
 
 
-def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], team_id: int | None) -> Plan | None:
+def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], offers: Sequence[NodeOffer], team_id: int | None) -> Plan | None:
     """The plan of a checked spec; None after an error, which is logged: no estimate may prevent a submission.
 
     Args:
         chosen: values of the spec's empty settings (`check_spec.chosen_values`).
+        offers: of all connected workers (`runs.services.node_offers`).
         team_id: whose earlier runs and quota count; None: of no team, because the user may not submit there.
     """
-    return _or_failed(lambda: _plan(with_chosen(spec, chosen), team_id), None)
+    return _or_failed(lambda: _plan(with_chosen(spec, chosen), offers, team_id), None)
 
 
-def _plan(spec: RunSpec, team_id: int | None) -> Plan:
-    every = node_offers()
+def _plan(spec: RunSpec, every: Sequence[NodeOffer], team_id: int | None) -> Plan:
     offers = complete_offers(spec, every)
     kind = planned_kind(spec, offers)
     offer = planned_offer(spec, offers, kind)
@@ -158,10 +158,12 @@ def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[s
     Raises:
         SpecError: as `submit_run`. TagRefused: a tag is not allowed; nothing is queued.
     """
-    plan = plan_run(spec, chosen_values(spec), project.team_id)
+    offers = node_offers()
+    plan = plan_run(spec, chosen_values(spec, offers), offers, project.team_id)
     with transaction.atomic():
-        run = submit_run(user, project, spec, None if plan is None else dict(plan))
-        change_tags(run.pk, tags, (), audit.actor_name(user))
+        run = submit_run(user, project, spec, None if plan is None else dict(plan), offers)
+        if tags:
+            change_tags(run.pk, tags, (), audit.actor_name(user))
     return run
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from oppo_contract.spec import MAX_SPEC_BYTES, load_spec
 from oppo_platform.runs.models import Run
+from oppo_platform.runs.services import node_offers
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.usecases.check_spec import chosen_values
 
@@ -292,7 +293,7 @@ def test_what_a_run_will_use_for_empty_settings_is_told_with_the_reason(world, b
     assert "ppo.learning_rate" not in chosen(models=models(), ppo={"learning_rate": 1e-5})
     assert chosen(models=models()).keys() == {"overlap.chunk.size"}, "an older worker tells no number of weights"
     fork = load_spec(make_spec(models=models(actor="smol"), fork={"run": 1, "step": 1}))
-    assert chosen_values(fork) == {}, "a fork keeps what its checkpoint's run used"
+    assert chosen_values(fork, node_offers()) == {}, "a fork keeps what its checkpoint's run used"
 
 
 def test_a_rule_that_no_worker_has_is_refused_with_the_nearest(world, browser, make_spec, base_catalogue, make_entry):
