@@ -26,7 +26,12 @@ from oppo_cli.processes import oppo_command
 if TYPE_CHECKING:
     from oppo_bench.document import Result
 
-WITH_PEERS = {"engine": ("trl",), "telemetry": ("telemetry", "--peers"), "scheduler": ("scheduler", "--peers")}
+WITH_PEERS = {
+    "engine": ("trl",),
+    "telemetry": ("telemetry", "--peers"),
+    "scheduler": ("scheduler", "--peers"),
+    "api": ("api", "--peers"),
+}
 WITHOUT_PEERS = {"engine": ("engine",), "telemetry": ("telemetry",), "scheduler": ("scheduler",), "api": ("api",)}
 BETTER, OURS = "/ours_times_better", "OPPO"
 # Least ratio, theirs ÷ ours.

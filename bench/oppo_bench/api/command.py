@@ -17,6 +17,7 @@ from oppo_bench.scheduler.command import bench_servers, other_programs
 from oppo_bench.tables import show
 from oppo_bench.telemetry import load as load
 from oppo_bench.telemetry.command import bench_client, bench_web
+from oppo_cli.home import Failure, Home
 
 if TYPE_CHECKING:
     import httpx
@@ -33,14 +34,15 @@ Call = Callable[["httpx.Client", int], "httpx.Response"]
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
 @click.option("--quick", is_flag=True, help="A tenth of the runs, fewer repetitions.")
-def api(json_file: Path | None, quick: bool) -> None:
+@click.option("--peers", is_flag=True, help="Race MLflow's server instead; installs it the first time.")
+def api(json_file: Path | None, quick: bool, peers: bool) -> None:
     """Time the most frequent calls of pages, client and command line, on a real PostgreSQL and Valkey.
 
     First each call by itself, the ten in turn, over one connection; then eight clients at once that make the ten calls in
     turn, for
-    requests per second. Times are those of whole responses.
+    requests per second. Times are those of whole responses. With --peers the calls that MLflow has too, in turn.
     """
-    before = other_programs()
+    before, kept = other_programs(), Home.from_environment().path / "bench"
     scale, repetitions, window_s = (10, QUICK, QUICK_WINDOW_S) if quick else (1, REPETITIONS, WINDOW_S)
     settings = {
         "runs": RUNS // scale, "clients": CLIENTS, "repetitions": repetitions, "windows": WINDOWS, "window_s": window_s,
@@ -49,14 +51,19 @@ def api(json_file: Path | None, quick: bool) -> None:
     with bench_servers(), bench_web() as (base_url, _):
         click.echo(f"{RUNS // scale:,} runs …", err=True)
         owner = load.create_tenant()
-        calls = calls_on(dataset(owner, scale))
-        click.echo("one client …", err=True)
+        there = dataset(owner, scale)
+        calls = calls_on(there)
         with bench_client(base_url, owner.token) as client:
-            results += sequential_latency(client, calls, repetitions)
+            if peers:
+                results += _race(client, calls, there, kept, scale, repetitions)
+            else:
+                click.echo("one client …", err=True)
+                results += sequential_latency(client, calls, repetitions)
         write_results("api", before, settings, results, json_file)
-        click.echo(f"{CLIENTS} clients …", err=True)
-        results += concurrent_load(base_url, owner.token, calls, window_s)
-        write_results("api", before, settings, results, json_file)
+        if not peers:
+            click.echo(f"{CLIENTS} clients …", err=True)
+            results += concurrent_load(base_url, owner.token, calls, window_s)
+            write_results("api", before, settings, results, json_file)
     show("API", results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores {when}.")
@@ -81,6 +88,20 @@ def calls_on(there: Dataset) -> dict[str, Call]:
         "show_queue": lambda client, n: _get(client, "queue"),
         "submit_run": lambda client, n: _checked(client.post("/api/v1/runs", json={"spec": there.spec})),
     }
+
+
+def _race(client: httpx.Client, calls: dict[str, Call], there: Dataset, kept: Path, scale: int, repetitions: int) -> list[Result]:
+    """Ours and MLflow's, in turn. Raises Failure."""
+    from oppo_bench.api.race import mlflow_calls, race_calls
+    from oppo_bench.telemetry.peer_trackers.mlflow import mlflow_server
+    from oppo_bench.telemetry.peer_trackers.tracker import TrackerError
+
+    try:
+        with mlflow_server(kept, lambda text: click.echo(f"{text} …", err=True)) as server:
+            click.echo("as many runs for MLflow …", err=True)
+            return race_calls(client, calls, mlflow_calls(server, there, scale), repetitions)
+    except TrackerError as error:
+        raise Failure(str(error)) from error
 
 
 def _get(client: httpx.Client, path: str, **query: Any) -> httpx.Response:

@@ -70,39 +70,22 @@ def race(
 @contextmanager
 def _peers(kept: Path, progress: Progress) -> Iterator[list[Tracker]]:
     """MLflow, trackio and TensorBoard, each in its own environment, with its server."""
-    import psycopg
-
-    from oppo_bench.peer_environment import MLFLOW, TENSORBOARD, TRACKIO, PeerEnvironmentError, ensure_environment
-    from oppo_bench.telemetry.peer_trackers.mlflow import Mlflow
+    from oppo_bench.peer_environment import TENSORBOARD, TRACKIO, PeerEnvironmentError, ensure_environment
+    from oppo_bench.telemetry.peer_trackers.mlflow import mlflow_server
     from oppo_bench.telemetry.peer_trackers.tensorboard import TensorBoard
     from oppo_bench.telemetry.peer_trackers.trackio import Trackio
     from oppo_platform.embedded.ports import saved_port
 
-    home, url = Path(os.environ["OPPO_HOME"]), os.environ["DATABASE_URL"]
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE mlflow")
+    home = Path(os.environ["OPPO_HOME"])
     with ExitStack() as stack:
-        try:
-            pythons = {
-                each.name: ensure_environment(kept / each.name.lower(), each, progress) for each in (MLFLOW, TRACKIO, TENSORBOARD)
-            }
-        except PeerEnvironmentError as error:
-            raise Failure(str(error)) from error
-        folders, ports = {}, {}
-        for name in pythons:
-            folders[name] = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True))
-            )
-            ports[name] = saved_port(home, name)
-        progress("starting the trackers")
-        peers: list[Any] = []
-        makers: list[Callable[[], Any]] = [
-            lambda: Mlflow(pythons["MLflow"], f"{url.rpartition('/')[0]}/mlflow", ports["MLflow"], folders["MLflow"]),
-            lambda: Trackio(pythons["trackio"], ports["trackio"], folders["trackio"]),
-            lambda: TensorBoard(pythons["TensorBoard"], ports["TensorBoard"], folders["TensorBoard"]),
-        ]
-        for make in makers:
-            peers.append(make())
+        peers: list[Any] = [stack.enter_context(mlflow_server(kept, progress))]
+        for packages, make in ((TRACKIO, Trackio), (TENSORBOARD, TensorBoard)):
+            try:
+                python = ensure_environment(kept / packages.name.lower(), packages, progress)
+            except PeerEnvironmentError as error:
+                raise Failure(str(error)) from error
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True))
+            peers.append(make(python, saved_port(home, packages.name), Path(folder)))
             stack.callback(peers[-1].close)
         yield peers
 
@@ -174,10 +157,10 @@ def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, 
         shown = tracker.overview(kept[tracker.name], "walk")
         times["spikes_shown"][tracker.name] = [float(sum(value > top - SPIKE / 2 for value in shown))]
         times["points_shown"][tracker.name] = [float(len(shown))]
-    _in_turn(
+    in_turn(
         _able(trackers, "overview"), "overview_ms", lambda each, n: each.overview(kept[each.name], "walk"), repetitions, times
     )
-    _in_turn(_able(trackers, "zoom"), "zoom_ms", zoom, repetitions, times)
+    in_turn(_able(trackers, "zoom"), "zoom_ms", zoom, repetitions, times)
 
 
 def _compare(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
@@ -189,7 +172,7 @@ def _compare(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: in
         kept[tracker.name] = tracker.keep(columns)
         times["compare_kb"][tracker.name] = [tracker.compare(kept[tracker.name], "compared") / 1e3]
     able = _able(trackers, "compare")
-    _in_turn(able, "compare_ms", lambda each, n: each.compare(kept[each.name], "compared"), repetitions, times)
+    in_turn(able, "compare_ms", lambda each, n: each.compare(kept[each.name], "compared"), repetitions, times)
 
 
 def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Times, progress: Progress) -> None:
@@ -198,10 +181,10 @@ def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Tim
     for tracker in able:
         progress(f"many runs: {tracker.name}")
         tracker.list_runs(LISTED // scale, keys)
-    _in_turn(able, "runs_ms", lambda each, n: each.table(keys[n % METRICS_LISTED], ROWS), repetitions, times)
+    in_turn(able, "runs_ms", lambda each, n: each.table(keys[n % METRICS_LISTED], ROWS), repetitions, times)
 
 
-def _in_turn(able: Sequence[Tracker], work: str, do: Callable[[Tracker, int], Any], repetitions: int, times: Times) -> None:
+def in_turn(able: Sequence[Any], work: str, do: Callable[[Any, int], Any], repetitions: int, times: Times) -> None:
     """Milliseconds of each call, in turn; the first two of each are left out."""
     for n in range(-2, repetitions):
         for tracker in able:

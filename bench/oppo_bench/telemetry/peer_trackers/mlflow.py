@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,7 +41,7 @@ class Mlflow:
     def ingest(self, columns: Columns) -> float:
         """Batches of 1,000 points, its limit, one after the other, over one connection."""
         [length] = {len(values) for values in columns.values()}
-        run, columns_sent = self._new_run(), {key: values.tolist() for key, values in columns.items()}
+        run, columns_sent = self.create_run(), {key: values.tolist() for key, values in columns.items()}
         steps = POINTS_A_CALL // len(columns_sent)
         start = time.perf_counter()
         for first in range(1, length + 1, steps):
@@ -65,7 +68,7 @@ class Mlflow:
 
     def keep(self, runs: Sequence[Columns]) -> list[str]:
         """By COPY into its own tables."""
-        names = [self._new_run() for _ in runs]
+        names = [self.create_run() for _ in runs]
         with psycopg.connect(self._database) as connection:
             with connection.cursor().copy("COPY metrics (key, value, timestamp, run_uuid, step, is_nan) FROM STDIN") as copy:
                 for name, columns in zip(names, runs, strict=True):
@@ -99,7 +102,7 @@ class Mlflow:
 
     def list_runs(self, count: int, keys: Sequence[str]) -> None:
         """Rows like its own."""
-        model, names = self._new_run(), [uuid4().hex for _ in range(count)]
+        model, names = self.create_run(), [uuid4().hex for _ in range(count)]
         with psycopg.connect(self._database) as connection:
             found = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'runs'")
             copied = ", ".join(sorted({name for (name,) in found} - {"run_uuid"}))
@@ -128,7 +131,12 @@ class Mlflow:
         """End its server."""
         self._server.close()
 
-    def _new_run(self) -> str:
+    def show(self, run: str) -> None:
+        """One run with its latest values."""
+        self._server.get(f"{API}/runs/get", run_id=run)
+
+    def create_run(self) -> str:
+        """The name of a new run."""
         answer = self._server.post(f"{API}/runs/create", json={"experiment_id": EXPERIMENT, "start_time": 1000})
         return str(answer.json()["run"]["info"]["run_id"])
 
@@ -143,3 +151,26 @@ class Mlflow:
         with connection.cursor().copy(f"COPY latest_metrics ({columns}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
+
+
+@contextmanager
+def mlflow_server(kept: Path, progress: Callable[[str], None]) -> Iterator[Mlflow]:
+    """MLflow in its own environment, with a database of its own in the same PostgreSQL. Raises Failure."""
+    from oppo_bench.peer_environment import MLFLOW, PeerEnvironmentError, ensure_environment
+    from oppo_cli.home import Failure
+    from oppo_platform.embedded.ports import saved_port
+
+    url = os.environ["DATABASE_URL"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE mlflow")
+    try:
+        python = ensure_environment(kept / MLFLOW.name.lower(), MLFLOW, progress)
+    except PeerEnvironmentError as error:
+        raise Failure(str(error)) from error
+    with tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True) as folder:
+        port = saved_port(Path(os.environ["OPPO_HOME"]), MLFLOW.name)
+        server = Mlflow(python, f"{url.rpartition('/')[0]}/mlflow", port, Path(folder))
+        try:
+            yield server
+        finally:
+            server.close()
