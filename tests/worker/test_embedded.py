@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -86,6 +87,23 @@ def test_without_the_password_nobody_enters(home: Path) -> None:
         assert not any(embedded.ValkeyServer(home).password in line for line in guards)
     for file in (home / "secrets").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_data_of_a_deleted_home_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """As root the data lies outside the home and survives it; the new home has another password."""
+    with embedded.postgres(tmp_path):
+        pass
+    server = embedded.PostgresServer(tmp_path)
+    try:
+        shutil.rmtree(tmp_path / "secrets")
+        with (
+            pytest.raises(embedded.ServerError, match=r"another password.*delete .*postgres to begin"),
+            embedded.postgres(tmp_path),
+        ):
+            pass
+        assert server.data.exists()
+    finally:
+        server.remove_data()
 
 
 def names_of(processes: list[psutil.Process]) -> set[str]:

@@ -16,6 +16,7 @@ from oppo_platform.embedded.server import EmbeddedServer, ServerError
 from oppo_platform.embedded.server_dirs import package_folder
 
 USER = DATABASE = "oppo"
+WRONG_PASSWORD = f'password authentication failed for user "{USER}"'
 LEFTOVER_STOP_TIMEOUT_S = 30
 PID_FILE, STATE_LINE, STOPPING = "postmaster.pid", 7, "stopping"
 
@@ -56,7 +57,11 @@ class PostgresServer(EmbeddedServer):
         return [str(programs / "postgres"), "-D", str(self.data), *(f"-c{key}={value}" for key, value in settings.items())]
 
     def responds(self) -> bool:
-        """Whether a client can log in; creates the database `oppo` if missing."""
+        """Whether a client can log in; creates the database `oppo` if missing.
+
+        Raises:
+            ServerError: the password is not that of the data, which an earlier home in the same place left.
+        """
         import psycopg
 
         try:
@@ -64,7 +69,13 @@ class PostgresServer(EmbeddedServer):
                 row = connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone()
                 if row is None:
                     connection.execute(f"create database {DATABASE}")
-        except psycopg.OperationalError:
+        except psycopg.OperationalError as error:
+            if WRONG_PASSWORD in str(error):
+                raise ServerError(
+                    f"The database in {self.data} was created with another password than the present one: its home folder was "
+                    "deleted or replaced, the database was not. Nothing was changed. Restore the folder's `secrets`, or delete "
+                    f"{self.data} to begin with an empty database."
+                ) from error
             return False
         return True
 
