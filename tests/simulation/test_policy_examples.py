@@ -160,6 +160,17 @@ def test_a_lower_priority_of_the_own_team_makes_room_but_not_of_another():
     assert made.preemptions == ()
 
 
+def test_fairness_takes_the_lower_priority_of_a_team_first_or_nothing():
+    """Otherwise the team would exchange its own: the higher priority comes back for the lower, which holds more."""
+    high, low = running(10, 2, [100], priority=60), running(11, 2, [101, 102, 103], priority=50)
+    made = plan(cluster([node(1)], [waiting(1, 1)], [high, low], usage={2: 1e6}), 0)
+    assert [(p.run_id, p.code) for p in made.preemptions] == [(11, "reclaim")]
+    young = running(11, 2, [101, 102, 103], priority=50, started_at=-60.0)
+    assert plan(cluster([node(1)], [waiting(1, 1)], [high, young], usage={2: 1e6}), 0).preemptions == ()
+    owner = plan(cluster([node(1)], [waiting(1, 1)], [high, young], usage={2: 1e6}, quotas={1: Quota(1)}), 0)
+    assert [p.run_id for p in owner.preemptions] == [10], "whose quota it is does not wait"
+
+
 def test_neither_the_young_nor_the_unpreemptible_are_stopped():
     young = running(10, 2, [100], started_at=-60.0)
     fixed = running(11, 2, [101], preemptible=False)

@@ -90,6 +90,11 @@ def test_every_law_holds_for_thousands_of_plans(rng: Random) -> None:
         law(snapshot, decisions)
 
 
+def test_four_runs_do_not_take_each_others_place_for_ever() -> None:
+    """One of team 3 took the place of one of team 2 with a high priority, which took that of its own team's largest, and so on."""
+    LIVES["no_ping_pong"](Random(4747))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", LIVES)
 @settings(max_examples=250, deadline=None)

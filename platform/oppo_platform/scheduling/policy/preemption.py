@@ -7,7 +7,8 @@ Devices that team v has borrowed are reclaimed for team p if p stays within its 
 preemption, all of these must hold:
     borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all devices of the victims;
     share(p, after) < share(v, before);
-    v is not reduced below its own quota.
+    v is not reduced below its own quota;
+    no run of v with a lower priority stays, for which v's victim would then be exchanged, and more of v's devices with it.
 Of the sufficient sets the one with the fewest runs, then the fewest devices, is chosen; it contains no unneeded victim.
 """
 
@@ -215,7 +216,15 @@ class VictimSearch:
                 return False
             if not entitled and self.state.ledger.borrowed((team_id, self.place.pool_id), sum(before)) < last:
                 return False
+            if not entitled and self._spares_lower(team_id, victims):
+                return False
         return True
+
+    def _spares_lower(self, team_id: int, victims: Sequence[Victim]) -> bool:
+        """Whether a preemptible run of the team with a lower priority than one of its victims is no victim, protected or not."""
+        chosen = {v.run.run_id: v.run.priority for v in victims if v.run.team_id == team_id}
+        others = self.state.stoppable(self.place.pool_id, later=True).get(team_id, ())
+        return any(other.priority < max(chosen.values()) and other.run_id not in chosen for other in others)
 
     def _own_devices(self, victims: Sequence[Victim]) -> int:
         """Devices of the run's own team."""
