@@ -10,8 +10,8 @@ from oppo_core.simulation.assemble import MemoryJournal
 from oppo_core.simulation.fit_costs import Fit
 from oppo_core.simulation.plan import Progress, no_progress
 from oppo_core.simulation.recording import Recording
-from oppo_core.simulation.replay import build_replay, run
-from oppo_estimate.devices import DevicesError
+from oppo_core.simulation.replay import build_replay, run, with_count
+from oppo_estimate.devices import Devices, DevicesError
 from oppo_estimate.schedules import SCHEDULES, Row, Target, summary, warm_up, with_speedups
 
 
@@ -37,40 +37,50 @@ def check(recording: Recording, fitted: Fit) -> Check:
     return Check(recording.seconds, sum(windows), sum(errors) / recording.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What differs from the recorded run; None: as recorded. `schedule`: of `SCHEDULES`; `devices`: their number."""
+
+    label: str
+    schedule: str | None = None
+    overcommit: int | None = None
+    batch_size: int | None = None
+    devices: int | None = None
+
+    def applied(self, devices: Devices) -> Devices:
+        """The devices of the changed run."""
+        return devices if self.devices is None else with_count(devices, self.devices)
+
+
+def changes(overcommits: Iterable[int] = (), batch_sizes: Iterable[int] = (), counts: Iterable[int] = ()) -> list[Change]:
+    """Every schedule; `both` with each Δ; and the recorded schedule with each B, and on each number of devices."""
+    return [
+        *(Change(name, name) for name in SCHEDULES),
+        *(Change(f"both, Δ = {n}", "both", overcommit=n) for n in overcommits),
+        *(Change(f"as recorded, B = {n}", batch_size=n) for n in batch_sizes),
+        *(Change(f"as recorded, devices: {n}", devices=n) for n in counts),
+    ]
+
+
 def counterfactuals(
-    recording: Recording,
-    fitted: Fit,
-    target: Target,
-    overcommits: Iterable[int] = (),
-    progress: Progress = no_progress,
+    recording: Recording, fitted: Fit, target: Target, changed: Iterable[Change], progress: Progress = no_progress
 ) -> list[Row]:
-    """One row a schedule, and one for `both` with each Δ of `overcommits`. Δ is the recorded one if the run deferred."""
-    deferred = recording.spec.overlap.inter_step == "defer"
-    variants: list[tuple[str, str, int | None]] = [(name, name, None) for name in SCHEDULES]
-    variants += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
-    rows = [_row(recording, fitted, target, *one, follow=deferred and one[2] is None, progress=progress) for one in variants]
-    return with_speedups(rows)
+    """One row per change. Δ is the recorded one if the run deferred and neither Δ nor B is changed."""
+    return with_speedups([_row(recording, fitted, target, change, progress) for change in changed])
 
 
-def _row(
-    recording: Recording,
-    fitted: Fit,
-    target: Target,
-    label: str,
-    schedule: str,
-    overcommit: int | None,
-    follow: bool,
-    progress: Progress,
-) -> Row:
+def _row(recording: Recording, fitted: Fit, target: Target, change: Change, progress: Progress) -> Row:
     try:
-        engine = build_replay(recording, fitted.devices, schedule, overcommit)
+        devices = change.applied(fitted.devices)
+        engine = build_replay(recording, devices, change.schedule, change.overcommit, change.batch_size)
     except SpecError as error:
-        return Row(label, problem="; ".join(str(problem) for problem in error.problems))
+        return Row(change.label, problem="; ".join(str(problem) for problem in error.problems))
     except DevicesError as error:
-        return Row(label, problem=str(error))
-    follow = follow and engine.spec.overlap.inter_step != "off"
+        return Row(change.label, problem=str(error))
+    deferred = recording.spec.overlap.inter_step == "defer" and engine.spec.overlap.inter_step != "off"
+    follow = deferred and change.overcommit is None and change.batch_size is None
     for number, _ in enumerate(run(engine, recording, follow), start=1):
-        progress(label, number)
+        progress(change.label, number)
     assert isinstance(engine.journal, MemoryJournal)
     metrics = engine.journal.steps[warm_up(recording.spec, len(recording.steps)) :]
-    return summary(label, metrics, fitted.devices, target)
+    return summary(change.label, metrics, devices, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from oppo_contract.events import Event, Phase, Role, SpansEvent, StartedEvent, S
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 
+METRICS = ("oppo/overcommit", "oppo/chunk_size")
 Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, count within these
 
 
@@ -66,30 +67,48 @@ def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
         RecordingError: the file is no events file, begins after step 1, has steps without a timeline or is from one of several
             ranks; or its spec is missing.
     """
-    started, steps, timelines = None, dict[int, StepEvent](), dict[int, SpansEvent]()
+    started, metrics, timelines = None, dict[int, Mapping[str, float]](), dict[int, SpansEvent]()
     for event in _events(file):
         if isinstance(event, StartedEvent):
             started = event
         elif isinstance(event, StepEvent):
-            steps[event.step] = event
+            metrics[event.step] = event.metrics
         elif isinstance(event, SpansEvent):
             timelines[event.step] = event
-    if started is None or not steps:
+    if started is None:
         raise RecordingError(f"{file} records no complete step")
-    recording = Recording(spec or _spec_beside(file), started)
-    ranks = recording.spec.resources.ranks
-    if ranks > 1:
-        raise RecordingError(f"{file} is from one of {ranks} ranks; a replay needs all answers, so a run of one rank")
-    for number in range(1, max(steps) + 1):
-        if number not in steps:
-            raise RecordingError(f"{file} lacks step {number}; a replay needs the run from its first step on")
+    return recorded(str(file), spec or _spec_beside(file), started, metrics, timelines)
+
+
+def recorded(
+    source: str,
+    spec: RunSpec,
+    started: StartedEvent,
+    metrics: Mapping[int, Mapping[str, float]],
+    timelines: Mapping[int, SpansEvent],
+) -> Recording:
+    """The recording of a run from its metrics (at least `METRICS`) and timelines by step; `source` names it in errors.
+
+    Raises:
+        RecordingError: as `read_recording`.
+    """
+    if not metrics:
+        raise RecordingError(f"{source} records no complete step")
+    if spec.resources.ranks > 1:
+        raise RecordingError(
+            f"{source} is from one of {spec.resources.ranks} ranks; a replay needs all answers, so a run of one rank"
+        )
+    recording = Recording(spec, started)
+    for number in range(1, max(metrics) + 1):
+        if number not in metrics:
+            raise RecordingError(f"{source} lacks step {number}; a replay needs the run from its first step on")
         if number not in timelines or not timelines[number].trained:
-            raise RecordingError(f"{file} has no timeline with answer lengths for step {number}; set logging.spans_every to 1")
-        _add(recording, steps[number], timelines[number])
+            raise RecordingError(f"{source} has no timeline with answer lengths for step {number}; set logging.spans_every to 1")
+        _add(recording, metrics[number], timelines[number])
     return recording
 
 
-def _add(recording: Recording, step: StepEvent, timeline: SpansEvent) -> None:
+def _add(recording: Recording, metrics: Mapping[str, float], timeline: SpansEvent) -> None:
     for sequence_id, prompt, response in timeline.trained:
         recording.lengths[sequence_id], recording.prompts[sequence_id] = response, prompt
     first = recording.devices_of("actor")[0]
@@ -97,7 +116,7 @@ def _add(recording: Recording, step: StepEvent, timeline: SpansEvent) -> None:
     recording.decodes_on = max(recording.decodes_on, len(decoding))
     recording.steps.append(
         RecordedStep(
-            timeline.window_s, round(step.metrics["oppo/overcommit"]), round(step.metrics["oppo/chunk_size"]),
+            timeline.window_s, *(round(metrics[name]) for name in METRICS),
             sum(response for _, _, response in timeline.trained), spans_by_key(timeline),
             sum(end - start for device, cause, start, end in timeline.idle if (device, cause) == (first, "unknown")),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,25 +35,42 @@ def devices_like(recording: Recording) -> Devices:
     actor, scorers = recording.devices_of("actor"), recording.devices_of("critic")
     everything = recording.started.devices
     separate = [device for device in scorers if device not in actor]
-    count = len(actor) if separate else max(1, len(everything) - len(everything) // 2)
-    groups = {SCORERS: len(everything) - count} if len(everything) > count else {}
-    place = SCORERS if groups else ACTOR_GROUP
+    placed = _placed(len(everything), len(actor) if separate else None)
     kind = everything[0].rpartition(":")[0]
     one, reading = SECOND_US, Reading(pass_us=SECOND_US, token_us=SECOND_US, parallel=PASS_PARALLEL)
     training = Training(pass_us=one, token_us=one, backward_us=one, optimizer_us=one, parallel=PASS_PARALLEL)
     one_device = recording.decodes_on < len(actor)
     decode = Decode(round_us=one, row_us=one, cached_token_us=one, parallel=0 if one_device else DECODE_PARALLEL)
     return Devices(
-        name="recorded", kind=kind, actor=count, groups=groups, place=dict.fromkeys(("reward", "reference", "critic"), place),
-        without_streaming="share", overheads=Overheads(prompt_us=one, score_us=one, advantage_us=one, report_us=one),
+        name="recorded", kind=kind, **placed, without_streaming="share",
+        overheads=Overheads(prompt_us=one, score_us=one, advantage_us=one, report_us=one),
         costs=Costs(decode=decode, actor=training, reward=reading, reference=reading, critic=training),
     )  # fmt: skip
 
 
-def build_replay(recording: Recording, devices: Devices, schedule: str | None = None, overcommit: int | None = None) -> Engine:
+def _placed(count: int, actors: int | None = None) -> dict[str, Any]:
+    """Of `count` devices the actor's (default: the larger half) and the others'."""
+    actors = max(1, count - count // 2) if actors is None else actors
+    groups = {SCORERS: count - actors} if count > actors else {}
+    place = SCORERS if groups else ACTOR_GROUP
+    return {"actor": actors, "groups": groups, "place": dict.fromkeys(("reward", "reference", "critic"), place)}
+
+
+def with_count(devices: Devices, count: int) -> Devices:
+    """As many devices of the same kind and costs, divided among the roles as the engine divides them."""
+    return Devices.model_validate(devices.model_dump() | _placed(count))
+
+
+def build_replay(
+    recording: Recording,
+    devices: Devices,
+    schedule: str | None = None,
+    overcommit: int | None = None,
+    batch_size: int | None = None,
+) -> Engine:
     """An engine whose answers have the recorded lengths. `schedule`: default: the recorded one.
 
-    `overcommit`: a fixed Δ; default: the recorded Δ of each step.
+    `overcommit`: a fixed Δ; default: the recorded Δ of each step. `batch_size`: another B.
 
     Raises:
         SpecError, DevicesError: the run's other settings or the devices do not allow this schedule.
@@ -60,6 +78,7 @@ def build_replay(recording: Recording, devices: Devices, schedule: str | None = 
     spec = recording.spec
     chosen = spec if schedule is None else variant(spec, schedule, len(recording.steps), overcommit)
     tree = chosen.model_dump(mode="json")
+    tree["ppo"]["batch_size"] = batch_size or spec.ppo.batch_size
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 1}
     tree["overlap"]["overcommit"]["controller"] = tree["overlap"]["chunk"]["controller"] = "fixed"
     chosen = load_spec(shortened(tree, len(recording.steps)))

@@ -45,14 +45,21 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, ApiError | ConfigError | NoCheckpoint) and not isinstance(error, ServerFault | TooManyRequests)
 
 
+@contextmanager
+def signed_in() -> Iterator[Client]:
+    """A client of the platform that `oppo login` named; its errors become `Refusal` or `Failure`."""
+    from oppo_client import Client
+
+    with _translate_errors(), Client() as client:
+        yield client
+
+
 def _with_client(command: F) -> F:
     """Decorate a command whose first argument is a client."""
 
     @wraps(command)
     def run(**options: Any) -> Any:
-        from oppo_client import Client
-
-        with _translate_errors(), Client() as client:
+        with signed_in() as client:
             return command(client, **options)
 
     return run  # type: ignore[return-value]

@@ -12,10 +12,12 @@ from oppo_cli.home import Failure, Refusal
 from oppo_cli.spec_commands import read_spec
 
 if TYPE_CHECKING:
+    from oppo_cli.simulate_events import Questions
     from oppo_contract import RunSpec
     from oppo_estimate.devices import Devices
 
 STEPS = 60
+MOST_REPLAYED = 500  # of a run's first steps
 
 
 @click.command()
@@ -36,6 +38,17 @@ STEPS = 60
     help="Also simulate both overlaps with this Δ. Repeatable.",
 )
 @click.option("--from-events", "events_file", type=click.Path(path_type=Path), help="Replay a run: its events.jsonl.")
+@click.option("--from-run", "run_id", type=click.IntRange(min=1), help="Replay a run of the platform, by its number.")
+@click.option(
+    "--batch-size", "batch_sizes", type=click.IntRange(min=1), multiple=True, help="Also replay with this B. Repeatable."
+)
+@click.option(
+    "--device-count",
+    "device_counts",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Also replay on so many devices. Repeatable.",
+)
 @click.option("--paper", is_flag=True, help="The placements of the OPPO paper, and their sensitivity to each assumption.")
 @click.option("--scale", is_flag=True, help="Four sharded 7B models on 8 and 64 GPUs, by batch size and response length.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
@@ -48,6 +61,9 @@ def simulate(
     staleness_cost: float,
     overcommits: tuple[int, ...],
     events_file: Path | None,
+    run_id: int | None,
+    batch_sizes: tuple[int, ...],
+    device_counts: tuple[int, ...],
     paper: bool,
     scale: bool,
     json_file: Path | None,
@@ -55,8 +71,11 @@ def simulate(
     """Plan a run: time per step, bubbles and device hours of every schedule, on virtual devices.
 
     The engine's loop, controllers and accounting run on a virtual clock with a cost model (docs/simulation.md). With
-    --from-events the costs are fitted to a recorded run, and the table shows what that run would have taken.
+    --from-events or --from-run the costs are fitted to a recorded run, and the table shows what that run would have taken.
     """
+    recorded = events_file is not None or run_id is not None
+    if (batch_sizes or device_counts) and not recorded:
+        raise Refusal("--batch-size and --device-count change a recorded run: add --from-run or --from-events.")
     if list_devices:
         _list_devices()
     elif paper:
@@ -67,17 +86,30 @@ def simulate(
         from oppo_cli.simulate_scale import scale_report
 
         _write(json_file, scale_report(steps))
-    elif events_file is not None:
-        from oppo_cli.simulate_events import events_report
+    elif recorded:
+        from oppo_cli.simulate_events import Questions
 
-        spec = read_spec(spec_file) if spec_file else None
-        _write(json_file, events_report(events_file, spec, overcommits, target_steps, staleness_cost))
+        questions = Questions(overcommits, batch_sizes, device_counts, target_steps, staleness_cost)
+        _write(json_file, _replay(events_file, run_id, spec_file, steps or MOST_REPLAYED, questions))
     else:
         if spec_file is None or devices_name is None:
-            raise Refusal("Give a spec and --devices, or --from-events, --paper, --scale or --list; see `oppo simulate --help`.")
+            raise Refusal(
+                "Give a spec and --devices, or --from-run, --from-events, --paper, --scale or --list; see `oppo simulate --help`."
+            )
         spec = read_spec(spec_file)
         target = (target_steps or spec.steps, staleness_cost)
         _write(json_file, _plan(spec, _load_devices(devices_name), steps or STEPS, target, overcommits))
+
+
+def _replay(file: Path | None, run_id: int | None, spec_file: Path | None, steps: int, questions: Questions) -> dict[str, Any]:
+    from oppo_cli.client_commands import signed_in
+    from oppo_cli.simulate_events import events_report, run_report
+
+    if file is not None:
+        return events_report(file, read_spec(spec_file) if spec_file else None, questions)
+    assert run_id is not None
+    with signed_in() as client:
+        return run_report(client.get(run_id), steps, questions)
 
 
 def _load_devices(name: str) -> Devices:

@@ -1,8 +1,9 @@
-"""`oppo simulate --from-events`: costs of a recorded run, and its time under other schedules."""
+"""`oppo simulate --from-events` and `--from-run`: costs of a recorded run, and its time under other settings."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,32 +15,76 @@ from oppo_cli.home import Refusal
 from oppo_cli.simulate_tables import Progress, console, duration, percent, plan_table
 
 if TYPE_CHECKING:
+    from oppo_client import Run
     from oppo_contract import RunSpec
     from oppo_core.simulation.counterfactual import Check
     from oppo_core.simulation.fit_costs import Fit
     from oppo_core.simulation.recording import Recording
 
 
-def events_report(
-    file: Path, spec: RunSpec | None, overcommits: tuple[int, ...], target_steps: int | None, staleness_cost: float
-) -> dict[str, Any]:
+DETAILED_STEPS = 50  # that the API returns at once with every span
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What to simulate besides the schedules, and how many sequential steps the target takes (None: as many as recorded)."""
+
+    overcommits: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    device_counts: tuple[int, ...] = ()
+    target_steps: int | None = None
+    staleness_cost: float = 0.0
+
+
+def events_report(file: Path, spec: RunSpec | None, questions: Questions) -> dict[str, Any]:
     """Print the fit, its check and the table; returns them as JSON data. Raises Refusal for events that cannot be replayed."""
-    from oppo_core.simulation.counterfactual import check, counterfactuals
+    from oppo_core.simulation.recording import read_recording
+
+    return _report(lambda: read_recording(file, spec), questions)
+
+
+def run_report(run: Run, steps: int, questions: Questions) -> dict[str, Any]:
+    """The same for the first `steps` steps of a run of the platform. Raises Refusal, and the client's errors."""
+    return _report(lambda: download_recording(run, steps), questions)
+
+
+def download_recording(run: Run, steps: int) -> Recording:
+    """At most so many steps of a run, from its first one on. Raises RecordingError, and the client's errors."""
+    from oppo_contract.events import SpansEvent, StartedEvent
+    from oppo_contract.yaml_text import load_yaml
+    from oppo_core.simulation.recording import METRICS, recorded
+
+    envelope: dict[str, Any] = {"producer": "engine", "seq": 1, "time": 0.0}
+    table = run.metrics(METRICS, frame=False)
+    rows = zip(*(table[name] for name in ("step", *METRICS)), strict=True)
+    metrics = {int(step): dict(zip(METRICS, values, strict=True)) for step, *values in rows if step <= steps}
+    timelines, started = {}, {"devices": [], "lanes": []}
+    for first in range(1, len(metrics) + 1, DETAILED_STEPS):
+        timeline = run.timeline(range(first, first + DETAILED_STEPS)).data
+        started = {"devices": timeline["devices"], "lanes": timeline["lanes"]}
+        timelines |= {step["step"]: SpansEvent.model_validate(envelope | step) for step in timeline["steps"]}
+    spec = load_yaml(run.spec_yaml())
+    event = StartedEvent.model_validate(envelope | started | {"start_step": 0, "total_steps": spec.steps})
+    return recorded(f"run {run.id}", spec, event, metrics, timelines)
+
+
+def _report(read: Callable[[], Recording], questions: Questions) -> dict[str, Any]:
+    from oppo_core.simulation.counterfactual import changes, check, counterfactuals
     from oppo_core.simulation.fit_costs import fit
-    from oppo_core.simulation.recording import RecordingError, read_recording
-    from oppo_estimate.schedules import SCHEDULES, Target
+    from oppo_core.simulation.recording import RecordingError
+    from oppo_estimate.schedules import Target
 
     screen = console()
     try:
-        recording = read_recording(file, spec)
+        recording = read()
         fitted = fit(recording)
     except RecordingError as error:
         raise Refusal(str(error)) from None
     checked = check(recording, fitted)
-    target = Target(target_steps or len(recording.steps), staleness_cost)
-    total = (len(SCHEDULES) + len(overcommits)) * len(recording.steps)
-    with Progress(screen, total) as progress:
-        rows = counterfactuals(recording, fitted, target, overcommits, progress.show)
+    target = Target(questions.target_steps or len(recording.steps), questions.staleness_cost)
+    changed = changes(questions.overcommits, questions.batch_sizes, questions.device_counts)
+    with Progress(screen, len(changed) * len(recording.steps)) as progress:
+        rows = counterfactuals(recording, fitted, target, changed, progress.show)
     _print_fit(screen, recording, fitted, checked)
     title = f"{escape(recording.spec.name)}: what its {len(recording.steps):,} steps would have taken"
     screen.print(plan_table(title, fitted.devices, rows), highlight=False)
@@ -49,7 +94,7 @@ def events_report(
     screen.print(_caveat(recording), highlight=False, style="dim")
     return {
         "simulate": recording.spec.name, "steps": len(recording.steps), "target_steps": target.steps,
-        "staleness_cost": staleness_cost, "devices": fitted.devices.model_dump(mode="json"),
+        "staleness_cost": target.staleness_cost, "devices": fitted.devices.model_dump(mode="json"),
         "blocks": [asdict(block) for block in fitted.blocks], "other_s": fitted.other_s,
         "check": asdict(checked) | {"error": checked.error}, "rows": [row.as_json() for row in rows],
     }  # fmt: skip

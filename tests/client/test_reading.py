@@ -8,7 +8,13 @@ import sys
 import plotly.graph_objects
 import pytest
 
+from oppo_cli.simulate_events import download_recording
 from oppo_client import MissingPackage, Refused, Table, UnknownMetric
+from oppo_contract.events import parse_event
+from oppo_contract.spec import load_spec
+from oppo_core.simulation.assemble import assemble, steps_of
+from oppo_core.simulation.recording import read_recording
+from tests.simulation.test_recorded import cpu_devices, write_recording
 
 REWARD = "critic/score/mean"
 
@@ -194,3 +200,21 @@ def test_a_card_shows_progress_and_a_curve(client, trained):
     assert "succeeded" in shown
     assert "step 60 of 60" in shown
     assert f'href="{client.url}/runs/{trained[1].id}"' in shown
+
+
+def test_a_run_is_replayed_as_from_its_events_file(client, live, spec, tmp_path):
+    """Everything that `oppo simulate --from-run` needs comes through the API; more steps than one request returns."""
+    run = client.submit(spec("replayed", steps=60, ppo={"batch_size": 4}))
+    supervisor, story = live.start(run.id)
+    engine = assemble(load_spec(run.spec()), cpu_devices(), lambda number: 3 + 7 * number % 29)
+    list(steps_of(engine))
+    file = write_recording(engine, tmp_path)
+    events = [parse_event(line) for line in file.read_bytes().splitlines()]
+    supervisor.tell([event.model_copy(update={"seq": story.seq + event.seq}) for event in events])
+    supervisor.end("succeeded")
+    here, there = read_recording(file), download_recording(client.get(run.id), 500)
+    assert len(there.steps) == 60
+    assert (there.steps, there.lengths, there.prompts) == (here.steps, here.lengths, here.prompts)
+    assert there.spec == here.spec
+    assert [there.devices_of(role) for role in ("actor", "critic")] == [here.devices_of(role) for role in ("actor", "critic")]
+    assert len(download_recording(client.get(run.id), 20).steps) == 20

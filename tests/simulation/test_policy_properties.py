@@ -91,7 +91,7 @@ def test_every_law_holds_for_thousands_of_plans(rng: Random) -> None:
 
 
 def test_four_runs_do_not_take_each_others_place_for_ever() -> None:
-    """One of team 3 took the place of one of team 2 with a high priority, which took that of its own team's largest, and so on."""
+    """One of team 3 took the place of one of team 2, which took that of a larger one of its own team, and so on."""
     LIVES["no_ping_pong"](Random(4747))
 
 

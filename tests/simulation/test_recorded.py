@@ -16,7 +16,7 @@ from oppo_contract.events import EVENT_ADAPTER
 from oppo_contract.spec import RunSpec
 from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
-from oppo_core.simulation.counterfactual import check, counterfactuals
+from oppo_core.simulation.counterfactual import Change, changes, check, counterfactuals
 from oppo_core.simulation.fit_costs import cost_at, fit, nonnegative_least_squares, with_cost
 from oppo_core.simulation.recording import RecordingError, read_recording
 from oppo_estimate.devices import Devices
@@ -104,12 +104,28 @@ def test_the_other_schedules_are_told_as_if_they_had_been_run(
     Nearly, because it answers two prompts that the sequential run never reached, and nobody knows how long those answers are.
     """
     recording = read_recording(recorded("sequential"))
-    told = {row.schedule: row for row in counterfactuals(recording, fit(recording), Target(12), [1])}
+    told = {row.schedule: row for row in counterfactuals(recording, fit(recording), Target(12), changes([1]))}
     spec = small({"steps": 12, "ppo": {"batch_size": 4}, "overlap": OVERLAPS["both"] | {"chunk": {"size": 2}}})
     real = list(steps_of(assemble(spec, cpu_devices(), lambda i: LENGTHS[i % len(LENGTHS)])))[3:]
     assert told["both, Δ = 1"].step_s == pytest.approx(sum(step["timing_s/step"] for step in real) / len(real), rel=0.05)
     assert told["sequential"].speedup == pytest.approx(1)
     assert told["both, Δ = 1"].speedup > 1
+
+
+def test_another_batch_size_or_number_of_devices_takes_what_such_a_run_takes(
+    recorded: Callable[[str], Path], small: Callable[..., RunSpec]
+) -> None:
+    recording = read_recording(recorded("both"))
+    rows = {row.schedule: row for row in counterfactuals(recording, fit(recording), Target(12), changes((), [3], [1, 2, 4]))}
+    smaller = {"steps": 12, "ppo": {"batch_size": 3}, "overlap": OVERLAPS["both"] | {"chunk": {"size": 4}}}
+    real = list(steps_of(assemble(small(smaller), cpu_devices(), lambda i: LENGTHS[i % len(LENGTHS)])))[3:]
+    step_s = sum(step["timing_s/step"] for step in real) / len(real)
+    assert rows["as recorded, B = 3"].step_s == pytest.approx(step_s, rel=0.1)
+    assert rows["as recorded, devices: 2"].step_s == pytest.approx(rows["both"].step_s)
+    assert rows["as recorded, devices: 4"].step_s < rows["both"].step_s < rows["as recorded, devices: 1"].step_s
+    [impossible] = counterfactuals(recording, fit(recording), Target(12), [Change("B = 1", batch_size=1)])
+    assert impossible.problem is not None, "Δ is larger than B"
+    assert "overcommit" in impossible.problem
 
 
 def test_a_cost_that_does_nothing_and_one_that_would_be_negative_are_zero() -> None:

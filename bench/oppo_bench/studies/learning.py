@@ -63,13 +63,17 @@ def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -
     return [event for event in events if isinstance(event, StepEvent)]
 
 
-def run_engine(spec: RunSpec, models: Path, out: Path) -> list[Event]:
-    """Run the engine in another process, in the new folder `out`; returns its events. Raises CalledProcessError when it fails."""
+def run_engine(spec: RunSpec, models: Path, out: Path, threads: int | None = None) -> list[Event]:
+    """Run the engine in another process, in the new folder `out`; returns its events. Raises CalledProcessError when it fails.
+
+    `threads`: its CPU cores; None: all.
+    """
     out.mkdir(parents=True, exist_ok=False)
     (out / "spec.json").write_text(spec.model_dump_json())
     events = out / "events.jsonl"
     command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out)]
-    subprocess.run([*command, "--events", str(events), "--root", str(models)], check=True)
+    cores = [] if threads is None else ["--threads", str(threads)]
+    subprocess.run([*command, "--events", str(events), "--root", str(models), *cores], check=True)
     return [parse_event(line) for line in events.read_text().splitlines()]
 
 
