@@ -12,7 +12,7 @@ from oppo_contract.events import Event, Phase, Role, SpansEvent, StartedEvent, S
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 
-METRICS = ("oppo/overcommit", "oppo/chunk_size")
+METRICS = OVERCOMMIT, CHUNK = ("oppo/overcommit", "oppo/chunk_size")
 Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, count within these
 
 
@@ -116,7 +116,7 @@ def _add(recording: Recording, metrics: Mapping[str, float], timeline: SpansEven
     recording.decodes_on = max(recording.decodes_on, len(decoding))
     recording.steps.append(
         RecordedStep(
-            timeline.window_s, *(round(metrics[name]) for name in METRICS),
+            timeline.window_s, round(metrics[OVERCOMMIT]), round(metrics[CHUNK]),
             sum(response for _, _, response in timeline.trained), spans_by_key(timeline),
             sum(end - start for device, cause, start, end in timeline.idle if (device, cause) == (first, "unknown")),
         )

@@ -115,7 +115,7 @@ def measure(name: str, models: Path, folder: Path, steps: int) -> float:
 def repeat(models: Path, folders: dict[str, Path], steps: int) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
     """Every setting once; measured seconds by setting, and predicted ones by pair."""
     measured = {name: measure(name, models, folder, steps) for name, folder in folders.items()}
-    predicted = {}
+    predicted: dict[tuple[str, str], float] = {}
     for recorded in dict.fromkeys(recorded for recorded, _ in PAIRS):
         changes = [change_to(target) for each, target in PAIRS if each == recorded]
         predicted |= {(recorded, target): step_s for target, step_s in predict(folders[recorded], changes).items()}
