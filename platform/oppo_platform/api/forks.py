@@ -17,7 +17,7 @@ from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.storage.database_disk import require_database_space
-from oppo_platform.usecases.check_spec import check_spec
+from oppo_platform.usecases.check_spec import ClusterView, check_spec
 from oppo_platform.usecases.run_plan import submit_planned
 
 LONGEST_NAME, MOST_CHANGES = 120, 200
@@ -81,5 +81,7 @@ def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int 
     require_database_space()
     spec = fork_spec(run.spec, run.pk, step)
     spec["name"] = body.name or spec["name"]
-    born = submit_planned(user, run.project, check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id))
+    cluster = ClusterView()
+    checked = check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id, cluster=cluster)
+    born = submit_planned(user, run.project, checked, (), cluster)
     return Status(201, {"id": born.pk, "url": runs.run_url(born.pk), "name": born.name, "state": born.state})

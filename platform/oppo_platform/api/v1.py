@@ -63,13 +63,12 @@ from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.labels import MOST_TAGS, TagRefused
 from oppo_platform.runs.models import PRIORITIES, Checkpoint
 from oppo_platform.runs.retry import retry_run
-from oppo_platform.runs.services import node_offers
 from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.runs.spec_python import spec_python
 from oppo_platform.storage.database_disk import DatabaseFull, require_database_space
 from oppo_platform.storage.trash import DeletionRefused
 from oppo_platform.telemetry.sample_columns import TooManyColumns
-from oppo_platform.usecases.check_spec import check_spec, chosen_values
+from oppo_platform.usecases.check_spec import ClusterView, check_spec, chosen_values
 from oppo_platform.usecases.plan_review import RunDetail, run_detail
 from oppo_platform.usecases.run_plan import Plan, plan_run, submit_planned
 
@@ -128,14 +127,14 @@ class SpecBody(Schema):
     changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES, description=CHANGES)
     project: int | str | None = Field(None, description="The run's project, by name or number; null: the first of yours.")
 
-    def checked(self, team_id: int | None) -> RunSpec:
-        """The spec with its changes; raises `SpecError`. `team_id` as in `check_spec`."""
+    def checked(self, team_id: int | None, cluster: ClusterView) -> RunSpec:
+        """The spec with its changes; raises `SpecError`. Arguments as of `check_spec`."""
         if (self.yaml is None) == (self.spec is None):
             raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
         given = self.given() if self.changes else None
         if isinstance(given, dict):
-            return check_spec(data=apply_changes(given, self.changes), team_id=team_id)
-        return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id)
+            return check_spec(data=apply_changes(given, self.changes), team_id=team_id, cluster=cluster)
+        return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id, cluster=cluster)
 
     def given(self) -> Any:
         """The request's spec as plain data, without the changes. Raises `SpecError` if it is unreadable or too large."""
@@ -200,17 +199,17 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
         unknown = []
     except Project.DoesNotExist:
         project, unknown = None, [_unknown_project(user, body.project)]
+    cluster = ClusterView()
     # Only who may submit there may see the team's quota and the names of its secrets.
     team_id = project.team_id if project is not None and may(user, Action.NAME_SECRETS, project.team_id) else None
     try:
-        checked = body.checked(team_id)
+        checked = body.checked(team_id, cluster)
     except SpecError as error:
         spec, yaml = _as_given(body)
         problems = [p.as_dict() for p in (*unknown, *error.problems)]
         return Validated(ok=False, problems=problems, spec=spec, yaml=yaml, chosen={}, plan=None)
     spec = checked.model_dump(mode="json")
-    offers = node_offers()
-    values = chosen_values(checked, offers)
+    values = chosen_values(checked, cluster.offers)
     chosen = {path: ChosenValue(value=one.value, reason=one.reason) for path, one in values.items()}
     return Validated(
         ok=not unknown,
@@ -218,7 +217,7 @@ def validate_spec(request: HttpRequest, body: SpecBody) -> Validated:
         spec=spec,
         yaml=dump_yaml(spec),
         chosen=chosen,
-        plan=plan_run(checked, values, offers, team_id),
+        plan=plan_run(checked, values, cluster, team_id),
     )
 
 
@@ -252,8 +251,9 @@ def submit(request: HttpRequest, body: SubmitBody) -> Any:
     if not may_submit(user, project):
         raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
     require_database_space()
+    cluster = ClusterView()
     try:
-        run = submit_planned(user, project, body.checked(project.team_id), body.tags)
+        run = submit_planned(user, project, body.checked(project.team_id, cluster), body.tags, cluster)
     except TagRefused as error:
         return problem(422, str(error))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})

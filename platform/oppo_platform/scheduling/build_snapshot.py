@@ -76,11 +76,6 @@ def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = Non
     )
 
 
-def empty_cluster(now: datetime) -> policy.Snapshot:
-    """The cluster's nodes and the teams' quotas, without any run."""
-    return policy.Snapshot(pools=_pools(), nodes=_nodes({}), teams=_teams(now))
-
-
 def parse_needs(needs: dict[str, Any]) -> tuple[str, int | None, frozenset[policy.Need]]:
     """Device kind, exact number of nodes (None: one), and required models and prompts, from `Run.needs`."""
     nodes: int = needs.get("nodes", 1)  # older runs have no entry

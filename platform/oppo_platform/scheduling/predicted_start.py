@@ -48,10 +48,23 @@ def waiting_run(spec: RunSpec, needs: dict[str, Any], team_id: int, submitted_at
     )
 
 
-def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int) -> PredictedStart:
-    """When the run would start if it were submitted now."""
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The scheduler's snapshot at an instant."""
+
+    at: datetime
+    snapshot: policy.Snapshot
+
+
+def read_present() -> Present:
+    """The present snapshot."""
     now = clock.now()
-    snapshot = build_snapshot(now, _kept())
+    return Present(now, build_snapshot(now, _kept()))
+
+
+def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int, present: Present) -> PredictedStart:
+    """When the run would start if it were submitted now."""
+    now, snapshot = present.at, present.snapshot
     if len(snapshot.waiting) > MOST_WAITING:
         return PredictedStart(None, f"More than {MOST_WAITING:,} runs wait; the queue page shows an estimate after submission.")
     run = replace(waiting_run(spec, needs, team_id, now.timestamp()), home=_home(spec, team_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
@@ -12,27 +13,42 @@ from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import check_size, load_yaml
 from oppo_estimate.shapes import tiny_shape
-from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import secret_names
 from oppo_platform.runs.forks import fork_problems
 from oppo_platform.runs.preflight import NodeOffer, find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.build_snapshot import empty_cluster
-from oppo_platform.scheduling.predicted_start import waiting_run
+from oppo_platform.scheduling.predicted_start import Present, read_present, waiting_run
 from oppo_platform.storage.quotas import storage_problems
 
 # The setting to change, by the policy's reason code; other codes concern the spec as a whole.
 FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}
 
 
-def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
+class ClusterView:
+    """The cluster as one request sees it: what its checks and its plan need is read once, and only if they need it."""
+
+    @cached_property
+    def offers(self) -> list[NodeOffer]:
+        """Resources of the connected nodes."""
+        return node_offers()
+
+    @cached_property
+    def present(self) -> Present:
+        """What the scheduler sees."""
+        return read_present()
+
+
+def check_spec(
+    yaml: str | None = None, data: Any = None, team_id: int | None = None, cluster: ClusterView | None = None
+) -> RunSpec:
     """The spec, checked by itself, against the connected workers' capabilities, and against the team's quotas and secrets.
 
     Args:
         yaml: the spec as text, or
         data: as plain data.
         team_id: the team; None: its quotas and secrets are not checked, because the user may not see them.
+        cluster: default: as it is now.
 
     Raises:
         SpecError: with every problem.
@@ -40,10 +56,10 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     if yaml is None:
         check_size(data)
     spec = load_yaml(yaml) if yaml is not None else load_spec(data)
-    offers = node_offers()
-    problems = find_problems(spec, offers, shared=settings.OPPO_ARTIFACTS_SHARED)
+    cluster = cluster or ClusterView()
+    problems = find_problems(spec, cluster.offers, shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
-        problems = problems or _infeasible_request(spec, offers, team_id)
+        problems = problems or _infeasible_request(spec, cluster, team_id)
         problems += secret_problems(spec, secret_names(team_id)) + storage_problems(team_id)
         problems += fork_problems(spec, team_id)
     if problems:
@@ -66,11 +82,11 @@ def chosen_values(spec: RunSpec, offers: Sequence[NodeOffer]) -> dict[str, Chose
     return chosen_defaults(spec, weights)
 
 
-def _infeasible_request(spec: RunSpec, offers: Sequence[NodeOffer], team_id: int) -> list[SpecProblem]:
+def _infeasible_request(spec: RunSpec, cluster: ClusterView, team_id: int) -> list[SpecProblem]:
     """Why the run could not start even on an empty cluster within the team's quota; empty if it could."""
     devices = spec.resources.devices
-    run = waiting_run(spec, node_requirements(spec, offers), team_id)
-    reason = policy.feasible_ever(run, empty_cluster(clock.now()))
+    run = waiting_run(spec, node_requirements(spec, cluster.offers), team_id)
+    reason = policy.feasible_ever(run, cluster.present.snapshot)
     if reason is None:
         return []
     field = FIELDS.get(reason.code, "")

@@ -31,9 +31,9 @@ from oppo_platform.projects.models import Project
 from oppo_platform.runs.labels import change_tags
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, complete_offers, count_devices
-from oppo_platform.runs.services import node_offers, node_requirements, submit_run
+from oppo_platform.runs.services import node_requirements, submit_run
 from oppo_platform.scheduling.predicted_start import predict_start
-from oppo_platform.usecases.check_spec import chosen_values
+from oppo_platform.usecases.check_spec import ClusterView, chosen_values
 from oppo_platform.usecases.earlier_runs import earlier_runs
 
 log = structlog.get_logger(__name__)
@@ -119,19 +119,18 @@ class Plan(TypedDict):
     saving: SavingPlan | None
 
 
-def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], offers: Sequence[NodeOffer], team_id: int | None) -> Plan | None:
+def plan_run(spec: RunSpec, chosen: Mapping[str, Chosen], cluster: ClusterView, team_id: int | None) -> Plan | None:
     """The plan of a checked spec; None after an error, which is logged: no estimate may prevent a submission.
 
     Args:
         chosen: values of the spec's empty settings (`check_spec.chosen_values`).
-        offers: of all connected workers (`runs.services.node_offers`).
         team_id: whose earlier runs and quota count; None: of no team, because the user may not submit there.
     """
-    return _or_failed(lambda: _plan(with_chosen(spec, chosen), offers, team_id), None)
+    return _or_failed(lambda: _plan(with_chosen(spec, chosen), cluster, team_id), None)
 
 
-def _plan(spec: RunSpec, every: Sequence[NodeOffer], team_id: int | None) -> Plan:
-    offers = complete_offers(spec, every)
+def _plan(spec: RunSpec, cluster: ClusterView, team_id: int | None) -> Plan:
+    offers = complete_offers(spec, cluster.offers)
     kind = planned_kind(spec, offers)
     offer = planned_offer(spec, offers, kind)
     device = offer.device_model.get(kind, "") if offer is not None else ""
@@ -147,21 +146,20 @@ def _plan(spec: RunSpec, every: Sequence[NodeOffer], team_id: int | None) -> Pla
         device=device,
         memory=memory,
         time=time,
-        start=_or_failed(lambda: plan_start(spec, every, team_id), StartPlan(at=None, text="", sooner="", unknown=FAILED)),
+        start=_or_failed(lambda: plan_start(spec, cluster, team_id), StartPlan(at=None, text="", sooner="", unknown=FAILED)),
         saving=saving,
     )
 
 
-def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[str] = ()) -> Run:
+def submit_planned(user: User, project: Project, spec: RunSpec, tags: Sequence[str], cluster: ClusterView) -> Run:
     """Queue a checked spec, as `runs.services.submit_run`, with the plan of this moment and with tags.
 
     Raises:
         SpecError: as `submit_run`. TagRefused: a tag is not allowed; nothing is queued.
     """
-    offers = node_offers()
-    plan = plan_run(spec, chosen_values(spec, offers), offers, project.team_id)
+    plan = plan_run(spec, chosen_values(spec, cluster.offers), cluster, project.team_id)
     with transaction.atomic():
-        run = submit_run(user, project, spec, None if plan is None else dict(plan), offers)
+        run = submit_run(user, project, spec, None if plan is None else dict(plan), cluster.offers)
         if tags:
             change_tags(run.pk, tags, (), audit.actor_name(user))
     return run
@@ -310,11 +308,11 @@ def _basis_text(runs: int) -> str:
     return f"from {runs} earlier run{'s' if runs > 1 else ''} of this actor on this device"
 
 
-def plan_start(spec: RunSpec, offers: Sequence[NodeOffer], team_id: int | None) -> StartPlan:
-    """The start that the scheduler would predict. `offers`: of all connected workers."""
+def plan_start(spec: RunSpec, cluster: ClusterView, team_id: int | None) -> StartPlan:
+    """The start that the scheduler would predict."""
     if team_id is None:
         return StartPlan(at=None, text="", sooner="", unknown="only members who may submit to the project see the start")
-    start = predict_start(spec, node_requirements(spec, offers), team_id)
+    start = predict_start(spec, node_requirements(spec, cluster.offers), team_id, cluster.present)
     return StartPlan(at=iso(start.at) if start.at else None, text=start.text, sooner=start.sooner, unknown="")
 
 

@@ -8,9 +8,9 @@ from django.db import connection
 from oppo_contract.spec import load_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.preflight import NodeOffer
-from oppo_platform.runs.services import node_offers
 from oppo_platform.scheduling.models import Reservation, WaitingReason
 from oppo_platform.usecases import run_plan
+from oppo_platform.usecases.check_spec import ClusterView
 from oppo_platform.usecases.earlier_runs import earlier_runs
 from oppo_platform.usecases.plan_review import compare_plan, plan_review
 from tests.web.event_factories import end, register
@@ -279,7 +279,7 @@ def test_a_fork_waits_for_the_node_that_has_its_checkpoint(world, report, make_s
     report("node2")
 
     def start(**changes):
-        return run_plan.plan_run(load_spec(make_spec(**changes)), {}, node_offers(), world.team.pk)["start"]["text"]
+        return run_plan.plan_run(load_spec(make_spec(**changes)), {}, ClusterView(), world.team.pk)["start"]["text"]
 
     fork = {"run": run.pk, "step": 5}
     assert start() == "Its devices are free."
