@@ -161,7 +161,7 @@ def test_a_lower_priority_of_the_own_team_makes_room_but_not_of_another():
 
 
 def test_fairness_takes_the_lower_priority_of_a_team_first_or_nothing():
-    """Otherwise the team would exchange its own: the higher priority comes back for the lower, which holds more."""
+    """Otherwise the team exchanges its own: the higher priority comes back for the lower, which holds more devices."""
     high, low = running(10, 2, [100], priority=60), running(11, 2, [101, 102, 103], priority=50)
     made = plan(cluster([node(1)], [waiting(1, 1)], [high, low], usage={2: 1e6}), 0)
     assert [(p.run_id, p.code) for p in made.preemptions] == [(11, "reclaim")]

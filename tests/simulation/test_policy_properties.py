@@ -95,6 +95,14 @@ def test_four_runs_do_not_take_each_others_place_for_ever() -> None:
     LIVES["no_ping_pong"](Random(4747))
 
 
+@pytest.mark.parametrize("seed", [5122231])
+def test_every_law_holds_for_a_plan_that_broke_one(seed: int) -> None:
+    snapshot = random_snapshot(Random(seed))
+    decisions = policy.plan(snapshot, NOW)
+    for law in PROPERTIES.values():
+        law(snapshot, decisions)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", LIVES)
 @settings(max_examples=250, deadline=None)

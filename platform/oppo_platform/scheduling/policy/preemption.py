@@ -5,10 +5,10 @@ still running at their reservation; runs on devices borrowed by their team; runs
 
 Devices that team v has borrowed are reclaimed for team p if p stays within its own quota. Otherwise, to prevent mutual
 preemption, all of these must hold:
-    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all devices of the victims;
+    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all devices of the victims, and of
+        v's runs with a lower priority that stay: v exchanges them for its victims, which may free more devices;
     share(p, after) < share(v, before);
-    v is not reduced below its own quota;
-    no run of v with a lower priority stays, for which v's victim would then be exchanged, and more of v's devices with it.
+    v is not reduced below its own quota.
 Of the sufficient sets the one with the fewest runs, then the fewest devices, is chosen; it contains no unneeded victim.
 """
 
@@ -212,19 +212,18 @@ class VictimSearch:
         entitled = self.state.ledger.tier(self.account, self.run.devices - own) is Tier.OWN
         for team_id in {v.run.team_id for v in victims if v.cause is Cause.RECLAIM}:
             *before, last = [v.size for v in victims if v.run.team_id == team_id]
-            if not self.may_reclaim(team_id, sum(before), freed, own):
+            if not self.may_reclaim(team_id, sum(before), freed + self._exchangeable(team_id, victims), own):
                 return False
             if not entitled and self.state.ledger.borrowed((team_id, self.place.pool_id), sum(before)) < last:
                 return False
-            if not entitled and self._spares_lower(team_id, victims):
-                return False
         return True
 
-    def _spares_lower(self, team_id: int, victims: Sequence[Victim]) -> bool:
-        """Whether a preemptible run of the team with a lower priority than one of its victims is no victim, protected or not."""
+    def _exchangeable(self, team_id: int, victims: Sequence[Victim]) -> int:
+        """Devices of the preemptible runs of the team, protected or not, that stay and have a lower priority than a victim."""
         chosen = {v.run.run_id: v.run.priority for v in victims if v.run.team_id == team_id}
         others = self.state.stoppable(self.place.pool_id, later=True).get(team_id, ())
-        return any(other.priority < max(chosen.values()) and other.run_id not in chosen for other in others)
+        lower = (o for o in others if o.run_id not in chosen and o.priority < max(chosen.values()))
+        return sum(map(self._devices, lower))
 
     def _own_devices(self, victims: Sequence[Victim]) -> int:
         """Devices of the run's own team."""
