@@ -71,13 +71,9 @@ def node_offers() -> list[NodeOffer]:
 def submit_run(
     user: User, project: Project, spec: RunSpec, plan: dict[str, Any] | None = None, offers: Sequence[NodeOffer] | None = None
 ) -> Run:
-    """Queue a checked spec. The caller has checked that the user may submit to the project.
+    """Queue a checked spec, with its plan (`usecases.run_plan`). The caller has checked that the user may submit there.
 
-    `plan`: the plan of the run (`usecases.run_plan`), with which its page compares what happened. `offers`: `node_offers()`, if
-    known.
-
-    Raises:
-        SpecError: its checkpoint was deleted since the check.
+    `offers`: `node_offers()`, if known. Raises `SpecError` if its checkpoint was deleted since the check.
     """
     now, limit_h = clock.now(), spec.queue.max_runtime_hours
     begins_with = lock_fork_source(spec, project.team_id)
