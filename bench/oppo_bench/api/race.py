@@ -30,7 +30,7 @@ class Competitor:
 
 
 def mlflow_calls(server: Mlflow, there: Dataset, scale: int) -> dict[str, Callable[[int], Any]]:
-    """Fills its database as ours is filled, with a run per run. `submit_run`: it creates a run, and does nothing with it."""
+    """Fills its database as ours is filled, with as many runs. `submit_run` only stores a row there."""
     server.list_runs(RUNS // scale - len(there.detailed), KEYS)
     walks = (load.walks(number, STORED_SERIES, STEPS // scale) for number in range(len(there.detailed)))
     detailed = server.keep([dict(zip(KEYS, series, strict=False)) for series in walks])

@@ -109,7 +109,7 @@ def first_step(running: Running, number: int) -> float:
     attempts = running.stack.home.path / "worker" / "attempts"
     run_id = running.submit(tiny_run(f"start {number}", 200))
 
-    def told() -> float | None:
+    def elapsed() -> float | None:
         for file in attempts.glob("*/engine.jsonl"):
             for line in file.read_text().splitlines():
                 event: dict[str, Any] = json.loads(line)
@@ -117,7 +117,7 @@ def first_step(running: Running, number: int) -> float:
                     return float(event["time"]) - (file.parent / "claim.json").stat().st_mtime
         return None
 
-    seconds: float = wait_for(told, "the first step")
+    seconds: float = wait_for(elapsed, "the first step")
     wait_for(lambda: running.ended([run_id]), "the run's end")
     return seconds
 
