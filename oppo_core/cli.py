@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -36,6 +37,8 @@ TRACKERS = "oppo_core.trackers"  # in the command line of tracker processes
 def main(arguments: list[str] | None = None) -> int:
     """Train one run; returns the exit status (docs/interfaces.md)."""
     options = _parser().parse_args(arguments)
+    if not faulthandler.is_enabled():  # pytest enables its own
+        faulthandler.enable(sys.__stderr__)  # a crash in a library's native code leaves its stack in the run's log
     _exit_with_parent()
     raise_open_file_limit()
     try:

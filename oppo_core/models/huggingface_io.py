@@ -25,7 +25,7 @@ from transformers.distributed import DistributedConfig
 from oppo_contract.model_folder import CLASSIFIER, ModelFolderError
 from oppo_core.models import supported
 from oppo_core.models.attention import FUSED
-from oppo_core.models.fused_activations import fuse_activations
+from oppo_core.models.fused_modules import fuse_modules
 from oppo_core.models.huggingface import HuggingFaceNetwork
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import Head
@@ -194,10 +194,10 @@ def _with_attention(make: Any, source: Any, config: PretrainedConfig, dtype: tor
 
 
 def _prepare(model: Any) -> Any:
-    """The model in evaluation mode, with our attention function and fused activations where it can have them."""
+    """The model in evaluation mode, with our attention function and fused modules where it can have them."""
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(FUSED)  # does not change a model without an exchangeable attention function
-    fuse_activations(model)
+    fuse_modules(model)
     for module in model.modules():
         if hasattr(module, PADDING_CHECK):
             setattr(module, PADDING_CHECK, _no_padding_check)

@@ -189,6 +189,7 @@ def _serve(
     """Main loop of the child process: sends a reply when ready and to every `start_…` call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the engine handles it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(threads)
     trace, scorers = Recorder(devices), None

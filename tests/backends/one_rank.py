@@ -6,6 +6,7 @@ WORLD/cases.json lists them; what came of a case is written to WORLD/NAME/rank-R
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import socket
 import sys
@@ -41,6 +42,7 @@ Case = dict[str, Any]
 def main(world: Path, rank: int) -> None:
     """Every case, one after the other; each has a rendezvous of its own."""
     torch.set_num_threads(1)
+    faulthandler.enable()
     for case in json.loads((world / "cases.json").read_text()):
         spec = load_spec(case["spec"])
         nodes = spec.resources.nodes

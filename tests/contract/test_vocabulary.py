@@ -12,7 +12,8 @@ FOLDERS = ("oppo_core", "worker", "platform", "bench", "scripts", "examples")
 
 # Retired module name: what replaced it.
 MODULES = {
-    "activation": "fused_activations",
+    "activation": "fused_modules",
+    "fused_activations": "fused_modules",
     "aftermath": "post_restore",
     "aio": "client",
     "banded": "banded_attention",

@@ -99,6 +99,17 @@ def test_child_processes_end_with_the_engine_but_trackers_finish_sending(tmp_pat
     assert (tmp_path / "told").read_text() == "sent\n"
 
 
+@pytest.mark.parametrize("part", ["engine", "scorers"])
+def test_a_native_crash_leaves_its_stack_in_the_log(streaming: Any, part: str) -> None:
+    engine, below = streaming
+    os.kill(engine.process.pid if part == "engine" else scorers_of(engine).pid, signal.SIGSEGV)
+    status, log = engine.end()
+    assert status == (-signal.SIGSEGV if part == "engine" else 1)
+    assert "Fatal Python error: Segmentation fault" in log
+    assert "most recent call first" in log
+    assert all_gone(below)
+
+
 def test_open_file_limit_is_raised_to_the_hard_limit() -> None:
     program = (
         "import resource as r; from oppo_contract.machine import raise_open_file_limit as up\n"

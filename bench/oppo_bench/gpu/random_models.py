@@ -22,7 +22,7 @@ from oppo_bench.gpu.cases import ADAPTED, UNTIED
 from oppo_core.models import model_io as folders
 from oppo_core.models.adapters import inject_lora
 from oppo_core.models.attention import FUSED
-from oppo_core.models.fused_activations import fuse_activations
+from oppo_core.models.fused_modules import fuse_modules
 from oppo_core.models.huggingface import HuggingFaceNetwork
 
 ROLES = ("actor", "reward", "reference", "critic")
@@ -107,7 +107,7 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: in
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.set_attn_implementation(FUSED)
-    fuse_activations(model)
+    fuse_modules(model)
     return model.eval()
 
 
