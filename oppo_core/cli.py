@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Train one run; returns the exit status (docs/interfaces.md)."""
     options = _parser().parse_args(arguments)
     if not faulthandler.is_enabled():  # pytest enables its own
-        faulthandler.enable(sys.__stderr__)  # a crash in a library's native code leaves its stack in the run's log
+        faulthandler.enable(2)  # stderr; a crash in a library's native code leaves its stack in the run's log
     _exit_with_parent()
     raise_open_file_limit()
     try:

@@ -24,7 +24,7 @@ def fuse_modules(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, NewGELUActivation):
                 setattr(parent, name, GELUTanh())
-            elif _is_rms_norm(type(child)) and child.weight.dtype != torch.float64:
+            elif _is_rms_norm(type(child)) and child.weight.dtype != torch.float64:  # type: ignore[arg-type]
                 setattr(parent, name, _fused_rms_norm(child))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import socket
 import sys
@@ -53,6 +54,7 @@ def main(world: Path, rank: int) -> None:
                 spec,
                 SINGLE if nodes == 1 else join(rendezvous_of(world, case, rank, nodes), "engine", select_device(spec)),
             )
+            gc.collect()  # process groups end here and not at any moment of the next case
 
 
 def rendezvous_of(world: Path, case: Case, rank: int, ranks: int) -> Rendezvous:
