@@ -1,5 +1,7 @@
 """Queries of every operation that reads: as many as the table says, however many rows there are."""
 
+from collections import Counter
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -84,3 +86,14 @@ def test_every_operation_makes_the_queries_of_the_table_with_few_rows_and_with_m
     assert few == QUERIES
     grow(world, scene)
     assert {name: counted(name) for name in READING} == few
+
+
+def test_submitting_reads_nothing_twice(world, scene, make_spec):
+    """Checks, defaults and plan of one request see the same workers and queue."""
+    client = world.login("ada")
+    for _ in range(2):  # the first one reads what is read once per process
+        with CaptureQueriesContext(connection) as queries:
+            reply = client.post("/api/v1/runs", {"spec": make_spec()}, content_type="application/json")
+            assert reply.status_code == 201
+    reads = Counter(query["sql"] for query in queries if query["sql"].startswith("SELECT"))
+    assert max(reads.values()) == 1
