@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,7 @@ from oppo_bench.engine import memory, workload
 from oppo_bench.engine.command import noisy
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.floor import STAGES
-from oppo_bench.engine.models import build_models, roles
+from oppo_bench.engine.models import build_models, published_models, roles, write_model
 from oppo_bench.engine.padding import GROUPING, in_order, unsorted
 from oppo_bench.engine.race import Measured, Plan, race, to_results
 from oppo_bench.engine.workload import FLOOR, SHAPES, VARIANTS, Lengths, Load, Size, build_spec, reshaped, write_prompts
@@ -264,6 +265,53 @@ def test_a_transformers_model_in_half_precision_is_raced_too(name: str, tmp_path
     finally:
         variant.close()
     assert {s.sequence_id: s.length for s in trained} == {s.sequence_id: load.lengths.of(s.sequence_id) for s in trained}
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A folder in the form of SmolLM2's."""
+    shape = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24,
+        "vocab_size": workload.VOCAB,
+    }  # fmt: skip
+    folder = write_model("llama", shape, "lm", "float32", tmp_path / "small", 0)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    return folder
+
+
+def test_a_published_model_is_raced_with_adapters(published: Path, tmp_path: Path) -> None:
+    """Prompts and responses have the lengths that the option's help gives."""
+    file = tmp_path / "bench.json"
+    asked = ["bench", "engine", "--model", str(published), "--batches", "2", "--reps", "1", "--steps", "1", "--max-age", "1"]
+    done = CliRunner().invoke(main, [*asked, "--variants", "both", "--threads", "1", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    written = json.loads(file.read_text())
+    assert "small/B2/both/us_per_token" in {row["name"] for row in written["results"]}
+    assert (written["settings"]["lengths"]["shortest"], written["settings"]["lengths"]["longest"]) == (20, 400)
+    load = Load("small", workload.published_size(published), 2, Lengths(0).natural(), model=published)
+    rows = write_prompts(tmp_path, 0, load.prompt_tokens).read_text().splitlines()
+    assert {len(json.loads(rows[n])["prompt"]) for n in (0, -1)} == {30, 200}
+    models = published_models(published, tmp_path / "models", 0)
+    spec = build_spec(load, VARIANTS["both"], models, tmp_path / "prompts.jsonl")
+    assert (spec.models.lora and spec.models.lora.rank, spec.rollout.max_prompt_tokens) == (16, 200)
+    drawn = sorted(load.lengths.of(number) for number in range(2000))
+    assert (drawn[0], drawn[-1]) == (20, 400)
+    assert 90 <= drawn[1000] <= 110
+
+
+def test_what_a_published_model_replaces_is_refused(published: Path, tmp_path: Path) -> None:
+    unreadable = tmp_path / "unreadable"
+    unreadable.mkdir()
+    shutil.copy(published / "config.json", unreadable)
+    for asked, words in (
+        (["--model", str(published), "--hidden", "64"], "--hidden does not go with --model"),
+        (["--model", str(published), "--sizes", "S"], "--sizes does not go with --model"),
+        (["--model", str(tmp_path)], "has no config.json of a model"),
+        (["--model", str(unreadable), "--batches", "2"], "cannot be read as a model"),
+    ):
+        refused = CliRunner().invoke(main, ["bench", "engine", *asked])
+        assert (refused.exit_code, words in " ".join(refused.output.split())) == (2, True), refused.output
 
 
 def test_a_busy_machine_is_named() -> None:

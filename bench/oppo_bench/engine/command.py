@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oppo_bench.document import Result
     from oppo_bench.engine.race import Plan
-    from oppo_bench.engine.workload import Load
+    from oppo_bench.engine.workload import Load, Size
 
 DEFAULT_SIZES = {"cpu": "S,M", "cuda": "G1,G2"}
 DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
@@ -43,6 +43,10 @@ TOO_NOISY = 1.25  # largest ÷ smallest speed-up
 @click.option(
     "--lengths", default="lognormal", show_default=True, help="lognormal, pareto, bimodal, or a file of lengths, 1 to 512."
 )
+@click.option(
+    "--model", type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of a published model, trained by adapters: prompts of 30 to 200 tokens, responses of 20 to 400.",
+)  # fmt: skip
 @click.option("--hidden", type=click.IntRange(16, 8192), help="Width of the networks instead of the size's.")
 @click.option("--layers", type=click.IntRange(1, 128), help="Layers instead of the size's.")
 @click.option("--vocab", type=click.IntRange(VOCAB_AT_LEAST, 2**20), help="Tokens of the vocabulary instead of the size's.")
@@ -51,42 +55,60 @@ TOO_NOISY = 1.25  # largest ÷ smallest speed-up
 def engine(
     json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
     reps: int | None, steps: int | None, max_age: int | None, chunk: int, overcommit: int | None, lengths: str,
-    hidden: int | None, layers: int | None, vocab: int | None, threads: int | None, device: str,
+    model: Path | None, hidden: int | None, layers: int | None, vocab: int | None, threads: int | None, device: str,
 ) -> None:  # fmt: skip
     """Time per trained token and per step of every way to overlap PPO, and their distance from the floor.
 
     The real engine runs in its own processes with its own threads. Only the lengths of the answers are fixed, so that
-    every variant
-    does the same work. Variants take turns step by step.
+    every variant does the same work. Variants take turns step by step.
     """
     from oppo_bench.engine.threads import wait_as_the_engine_does
 
     wait_as_the_engine_does()  # before torch is imported
     try:
         from oppo_bench.engine.race import Plan
-        from oppo_bench.engine.workload import FLOOR, ON_GPU, SIZES, VARIANTS, Lengths, Load, reshaped
+        from oppo_bench.engine.workload import FLOOR, ON_GPU, VARIANTS, Lengths, Load
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
     from oppo_contract.machine import available_cores
 
     amount = QUICK if quick else AMOUNT[device]
-    usual = (*VARIANTS, FLOOR) if device == "cpu" else ON_GPU
+    usual = (*VARIANTS, FLOOR) if device == "cpu" and model is None else ON_GPU
     chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else usual
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores(), chosen)
-    named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
     if overcommit is not None and overcommit > min(counts):
         raise Refusal(
             f"--overcommit {overcommit} is above batch {min(counts)}: at most a batch of prompts is in flight beyond it."
         )
-    age, shape = max_age or MAX_AGE[device], {"hidden": hidden, "layers": layers, "vocab": vocab}
+    shape = {"hidden": hidden, "layers": layers, "vocab": vocab}
     try:
-        drawn, shaped = Lengths.read(seed, lengths), [reshaped(name, shape) for name in named]
+        drawn = Lengths.read(seed, lengths) if model is None else Lengths.read(seed, lengths).natural()
+        usual_sizes = "S" if quick and device == "cpu" else DEFAULT_SIZES[device]
+        shaped = _sizes(sizes or usual_sizes, shape) if model is None else [_published(model, sizes, shape)]
     except ValueError as error:
         raise Refusal(str(error)) from None
-    loads = [Load(*size, batch, drawn, device, age, chunk, overcommit) for size in shaped for batch in counts]
+    age = max_age or MAX_AGE[device]
+    loads = [Load(*size, batch, drawn, device, age, chunk, overcommit, model) for size in shaped for batch in counts]
     _measure(loads, plan, json_file)
+
+
+def _sizes(named: str, shape: dict[str, int | None]) -> list[tuple[str, Size]]:
+    """Names and sizes of `--sizes`, with parts replaced. Raises ValueError where they do not fit."""
+    from oppo_bench.engine.workload import SIZES, reshaped
+
+    return [reshaped(name, shape) for name in _listed(named, "size", list(SIZES))]
+
+
+def _published(model: Path, sizes: str | None, shape: dict[str, int | None]) -> tuple[str, Size]:
+    """Name and size of a published model. Raises ValueError for options that it replaces."""
+    from oppo_bench.engine.workload import published_size
+
+    given = ["sizes"] * bool(sizes) + [name for name, value in shape.items() if value is not None]
+    if given:
+        raise ValueError(f"--{given[0]} does not go with --model {model}, which has its own.")
+    return model.resolve().name, published_size(model)
 
 
 def _listed(text: str, what: str, known: list[str]) -> list[str]:
@@ -108,6 +130,7 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
     from oppo_bench.machine_load import LoadMonitor
     from oppo_bench.tables import case_table, floor_line
     from oppo_cli.simulate_tables import console
+    from oppo_contract.model_folder import ModelFolderError
     from oppo_core.engine.layout import LayoutError
 
     screen, monitor, results, heats = console(), LoadMonitor(), [], {}
@@ -116,7 +139,7 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
             show = partial(_show_progress, status, load.case)
             try:
                 measured = race(load, plan, monitor, show)
-            except LayoutError as error:
+            except (LayoutError, ModelFolderError) as error:
                 raise Refusal(str(error)) from None
         figures = to_results(measured)
         results += figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oppo_bench.engine.workload import CONTEXT, FLOOR, Load
+from oppo_bench.engine.workload import FLOOR, Load
 
 MEMINFO = Path("/proc/meminfo")
 USABLE = 0.8  # share of free memory; the rest is for activations and other programs
@@ -12,14 +12,17 @@ SECOND_NUMBERS = {"float32": 0, "bfloat16": 6}  # bytes per trained weight: a fl
 
 
 def engine_bytes(load: Load) -> int:
-    """Memory of one engine between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients."""
-    size = load.size
+    """Memory of one engine between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients.
+
+    A published model's adapters are small, and its actor without them is the reference.
+    """
+    size, adapted = load.size, load.model is not None
     width = 2 if size.dtype == "bfloat16" else 4
-    weights = size.parameters * 4 * width
-    trained = size.parameters * 2 * (width + 8 + SECOND_NUMBERS[size.dtype])  # gradient and two moments
-    early = size.parameters * 2 * width if load.device == "cpu" else 0
+    weights = size.parameters * (3 if adapted else 4) * width
+    trained = 0 if adapted else size.parameters * 2 * (width + 8 + SECOND_NUMBERS[size.dtype])  # gradient and two moments
+    early = 0 if adapted or load.device == "cuda" else size.parameters * 2 * width
     token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
-    return weights + trained + early + 4 * (load.batch + load.overcommit) * CONTEXT * token
+    return weights + trained + early + 4 * (load.batch + load.overcommit) * load.context * token
 
 
 def free_bytes(device: str) -> int | None:

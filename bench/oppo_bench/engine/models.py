@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from oppo_bench.engine.workload import CONTEXT, VOCAB, Size
+from oppo_bench.engine.workload import ADAPTER_RANK, CONTEXT, VOCAB, Size
+from oppo_contract.model_folder import ModelFolderError
 
 Head = Literal["lm", "scalar"]
 
@@ -24,6 +26,31 @@ def build_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:
     }  # fmt: skip
     model = {"path": str(write_model(size.model_type, shape, "lm", size.dtype, folder / "model", seed))}
     return roles(model, model)
+
+
+def published_models(model: Path, folder: Path, seed: int) -> dict[str, Any]:
+    """The same for a published model, trained by adapters; the reward model has its weights and a random head.
+
+    Raises ModelFolderError if transformers cannot read the folder.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # the head is not in the folder
+    reward = folder / "reward"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            scored = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{model} cannot be read as a model: {error}") from None
+    scored.config.pad_token_id = scored.config.eos_token_id
+    scored.save_pretrained(reward)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (model / name).exists():
+            shutil.copy(model / name, reward)
+    return roles({"path": str(model)}, {"path": str(reward)}) | {"lora": {"rank": ADAPTER_RANK}}
 
 
 def build_peer_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import Block, EngineRunner, StepCost
 from oppo_bench.engine.floor import Costs, Floor
 from oppo_bench.engine.memory import heats
-from oppo_bench.engine.models import build_models
+from oppo_bench.engine.models import build_models, published_models
 from oppo_bench.engine.workload import CPU_ONLY, FLOOR, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
 
@@ -69,7 +69,9 @@ def race(load: Load, plan: Plan, monitor: LoadMonitor, progress: Progress) -> Me
     try:
         progress("preparing weights and prompts")
         seed = load.lengths.seed
-        setup = Setup(load, build_models(load.size, folder, seed), write_prompts(folder, seed), folder)
+        published = load.model is not None
+        models = published_models(load.model, folder, seed) if published else build_models(load.size, folder, seed)
+        setup = Setup(load, models, write_prompts(folder, seed, load.prompt_tokens), folder)
         planned = heats(plan.variants_on(load.device), load, plan.threads)
         measured.heats = len(planned)
         for names in planned:

@@ -14,6 +14,10 @@ from oppo_contract.spec import RunSpec, load_spec
 
 VOCAB, PROMPT_TOKENS, PROMPTS, LONGEST = 2048, 8, 64, 512
 CONTEXT = LONGEST + 2 * PROMPT_TOKENS
+# Prompts of a published model, shortest and longest.
+PUBLISHED_PROMPTS = (30, 200)
+PUBLISHED_PASS = 4096  # tokens of a pass
+ADAPTER_RANK = 16
 # A padded batch of 16 fits into one pass.
 MICRO_BATCH_TOKENS = 16 * CONTEXT
 
@@ -57,6 +61,17 @@ SIZES = {
 }
 
 
+def published_size(folder: Path) -> Size:
+    """The size of the model in `folder`, from its config.json, in float32. Raises ValueError if there is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        shape = [config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
+        inner, vocab, kind = (config[key] for key in ("intermediate_size", "vocab_size", "model_type"))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} has no config.json of a model with the usual sizes ({error}).") from None
+    return Size(*shape, config.get("num_key_value_heads", shape[2]), inner, vocab, kind, micro_batch_tokens=PUBLISHED_PASS)
+
+
 def reshaped(name: str, shape: Mapping[str, int | None]) -> tuple[str, Size]:
     """The size with `hidden`, `layers` or `vocab` replaced, and its new name. Raises ValueError if the heads do not fit."""
     size, changes = SIZES[name], {field: value for field, value in shape.items() if value is not None}
@@ -98,7 +113,7 @@ SHAPES: dict[str, Callable[[float, float, np.random.Generator], float]] = {
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Length of answer `sequence_id`, independent of the weights: drawn from `given`, or from a distribution with `median`, cut
-    to 1 … `longest` tokens."""
+    to `shortest` … `longest` tokens."""
 
     seed: int
     median: float = 64.0
@@ -106,6 +121,7 @@ class Lengths:
     longest: int = LONGEST
     shape: str = "lognormal"
     given: tuple[int, ...] = ()
+    shortest: int = 1
 
     @classmethod
     def read(cls, seed: int, source: str) -> Lengths:
@@ -122,12 +138,16 @@ class Lengths:
             raise ValueError(f"{source} must contain lengths from 1 to {LONGEST}, one per line.")
         return cls(seed, longest=max(given), shape=Path(source).name, given=given)
 
+    def natural(self) -> Lengths:
+        """Responses as people have them, 20 to 400 tokens, their median 100; those of a file stay."""
+        return self if self.given else replace(self, median=100.0, sigma=0.8, shortest=20, longest=400)
+
     def of(self, sequence_id: int) -> int:
         """Response tokens, EOS included; deterministic for a seed."""
         draw = np.random.Generator(np.random.Philox(key=[self.seed, sequence_id]))
         if self.given:
             return self.given[draw.integers(len(self.given))]
-        return int(np.clip(round(SHAPES[self.shape](self.median, self.sigma, draw)), 1, self.longest))
+        return int(np.clip(round(SHAPES[self.shape](self.median, self.sigma, draw)), self.shortest, self.longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +162,17 @@ class Load:
     max_age: int = 3
     chunk: int = 16
     extra: int | None = None  # Δ; None: half the batch
+    model: Path | None = None  # folder of a published model, which is trained by adapters
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Tokens of the shortest and the longest prompt."""
+        return (PROMPT_TOKENS, PROMPT_TOKENS) if self.model is None else PUBLISHED_PROMPTS
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence that the engines have room for."""
+        return CONTEXT if self.model is None else LONGEST + PUBLISHED_PROMPTS[1]
 
     @property
     def case(self) -> str:
@@ -159,11 +190,13 @@ class Load:
         return self.max_age + 1
 
 
-def write_prompts(folder: Path, seed: int) -> Path:
-    """Random prompts of equal length as token ids that every vocabulary has."""
-    drawn = np.random.Generator(np.random.Philox(key=[seed, 2**32])).integers(3, VOCAB, (PROMPTS, PROMPT_TOKENS))
+def write_prompts(folder: Path, seed: int, tokens: tuple[int, int] = (PROMPT_TOKENS, PROMPT_TOKENS)) -> Path:
+    """Random prompts as token ids that every vocabulary has, their lengths equally spaced from `tokens[0]` to `tokens[1]`."""
+    drawn = np.random.Generator(np.random.Philox(key=[seed, 2**32])).integers(3, VOCAB, (PROMPTS, tokens[1]))
+    lengths = np.linspace(*tokens, PROMPTS).round().astype(int)
     file = folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in drawn.tolist()))
+    rows = zip(drawn.tolist(), lengths.tolist(), strict=True)
+    file.write_text("".join(json.dumps({"prompt": row[:length]}) + "\n" for row, length in rows))
     return file
 
 
@@ -182,7 +215,7 @@ def build_spec(load: Load, overlap: dict[str, Any], models: dict[str, Any], prom
             "models": models,
             "data": {"prompts": str(prompts)},
             "ppo": {"batch_size": load.batch, "micro_batch_tokens": load.size.micro_batch_tokens, "learning_rate": 1e-6},
-            "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": CONTEXT - LONGEST},
+            "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": load.context - LONGEST},
             "overlap": given | changes,
             "resources": {"kind": load.device, "dtype": load.size.dtype},
             "checkpoints": {"every_steps": 10_000_000},
