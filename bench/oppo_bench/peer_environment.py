@@ -25,7 +25,9 @@ class Packages:
 
 
 # TRL 1.13 removed PPOTrainer. transformers has the engine's version, so that both run the same models.
-TRL = Packages("TRL", ("trl==1.12.0", "transformers==5.19.0", "accelerate==1.15.0", "datasets==5.2.0"), ("torch==2.13.0",))
+TRL = Packages(
+    "TRL", ("trl==1.12.0", "transformers==5.19.0", "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2"), ("torch==2.13.0",)
+)
 MLFLOW = Packages("MLflow", ("mlflow==3.17.2", "psycopg2-binary==2.9.13"))
 TRACKIO = Packages("trackio", ("trackio==0.43.0",))
 LIBFAKETIME = Packages("libfaketime", ("libfaketime==3.0.1",))

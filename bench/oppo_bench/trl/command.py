@@ -25,25 +25,29 @@ AMOUNT, QUICK = (5, 2), (2, 1)
     "--env", "folder", type=click.Path(file_okay=False, path_type=Path),
     help="TRL's environment; made when it is missing. Default: bench/trl in OPPO_HOME.",
 )  # fmt: skip
+@click.option(
+    "--model", type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of a published model, trained by adapters: prompts of 30 to 200 tokens, responses of 20 to 400.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 @click.option("--reps", type=click.IntRange(min=1), help=f"Repetitions. Default: {AMOUNT[0]}.")
 @click.option("--steps", type=click.IntRange(min=1), help=f"PPO steps in each repetition. Default: {AMOUNT[1]}.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores for each side. Default: all.")
 def trl(
-    json_file: Path | None, quick: bool, folder: Path | None, seed: int, reps: int | None, steps: int | None, threads: int | None
-) -> None:
-    """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: size M, B = 16.
+    json_file: Path | None, quick: bool, folder: Path | None, model: Path | None, seed: int, reps: int | None, steps: int | None,
+    threads: int | None,
+) -> None:  # fmt: skip
+    """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: B = 16, by default size M.
 
     Both load the same checkpoint and train answers of the same fixed lengths, in one epoch and one mini-batch, in
-    float32, on
-    the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
+    float32, on the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
     """
     from oppo_bench.engine.threads import wait_as_the_engine_does
 
     wait_as_the_engine_does()  # before torch is imported
     try:
         from oppo_bench.engine.race import Plan
-        from oppo_bench.engine.workload import SIZES, Lengths, Load
+        from oppo_bench.engine.workload import SIZES, Lengths, Load, published_size
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
@@ -52,7 +56,13 @@ def trl(
     amount = QUICK if quick else AMOUNT
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores())
     place = folder.resolve() if folder is not None else Home.from_environment().path / "bench" / "trl"
-    _measure(Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed)), plan, place, json_file)
+    load = Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed))
+    if model is not None:
+        try:
+            load = Load(model.resolve().name, published_size(model), BATCH, Lengths(seed).natural(), model=model)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+    _measure(load, plan, place, json_file)
 
 
 def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
@@ -61,6 +71,7 @@ def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> Non
     from oppo_bench.tables import peer_table
     from oppo_bench.trl.race import PeerError, race
     from oppo_cli.simulate_tables import console
+    from oppo_contract.model_folder import ModelFolderError
 
     screen = console()
     with screen.status(load.case) as status:
@@ -68,7 +79,7 @@ def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> Non
             python = ensure_environment(place, TRL, status.update)
             monitor = LoadMonitor()
             results = race(load, plan, python, monitor, lambda text: status.update(f"{load.case}: {text}"))
-        except (PeerEnvironmentError, PeerError) as error:
+        except (PeerEnvironmentError, PeerError, ModelFolderError) as error:
             raise Failure(str(error)) from error
     screen.print(peer_table(load.case, results), highlight=False)
     machine = monitor.machine()

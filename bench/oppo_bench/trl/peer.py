@@ -1,8 +1,7 @@
 """TRL's part of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
 
 Started by path as `python peer.py CONFIG.json`; imports none of our packages. A line on stdin requests one step; a line of JSON
-on
-stdout is the result. A logits processor forces EOS at each answer's fixed length and forbids it before, so that generation
+on stdout is the result. A logits processor forces EOS at each answer's fixed length and forbids it before, so that generation
 stops when the longest answer of the batch is complete.
 """
 
@@ -26,6 +25,8 @@ from transformers import (
     TrainerCallback,
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+ADAPTER_ALPHA = 32  # the engine's default
 
 
 class FixedLengthEnds(LogitsProcessor):  # type: ignore[misc]
@@ -101,19 +102,32 @@ class TurnByTurn(TrainerCallback):  # type: ignore[misc]
         self.start = time.perf_counter()
 
 
+def add_adapters(model: Any, rank: int) -> None:
+    """Adapters on every linear layer of the blocks, as the engine's default has them; they alone are trained."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear = {name.rpartition(".")[2] for name, module in model.model.named_modules() if isinstance(module, torch.nn.Linear)}
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ADAPTER_ALPHA, target_modules=sorted(linear)), model)
+
+
 def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
     """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass per batch."""
     tokenizer = AutoTokenizer.from_pretrained(config["actor"])
     policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
     reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
+    rank = config.get("lora")
+    if rank:
+        for model in (policy, value):
+            add_adapters(model, rank)
+        value.score.requires_grad_(True)
     work.fix_lengths(policy, tokenizer.eos_token_id, tokenizer.pad_token_id)
     passes = config["batch"] // config["rows_a_pass"]
     args = PPOConfig(
         output_dir=config["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
         save_strategy="no", num_sample_generations=0, seed=config["seed"], learning_rate=1e-6, temperature=1.0,
         per_device_train_batch_size=config["rows_a_pass"], gradient_accumulation_steps=passes, num_mini_batches=1,
-        local_rollout_forward_batch_size=config["batch"], num_ppo_epochs=1, response_length=config["longest"],
-        stop_token="eos", total_episodes=len(work.lengths),
+        local_rollout_forward_batch_size=config["rows_a_pass" if rank else "batch"], num_ppo_epochs=1,
+        response_length=config["longest"], stop_token="eos", total_episodes=len(work.lengths),
     )  # fmt: skip
     data = Dataset.from_list([{"input_ids": prompt} for prompt in config["prompts"]])
     return PPOTrainer(

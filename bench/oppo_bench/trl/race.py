@@ -16,7 +16,7 @@ from typing import Any
 
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import EngineRunner
-from oppo_bench.engine.models import build_models, build_peer_models
+from oppo_bench.engine.models import build_models, build_peer_models, published_models
 from oppo_bench.engine.race import Plan, Progress
 from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
@@ -147,19 +147,25 @@ def _assemble(
     """TRL first, then ours; `stack` closes them."""
     seed = load.lengths.seed
     progress("preparing weights and prompts")
-    shared, prompts = build_peer_models(load.size, scratch, seed), write_prompts(scratch, seed)
-    own = build_models(load.size, scratch, seed)
+    prompts = write_prompts(scratch, seed, load.prompt_tokens)
+    if load.model is None:
+        shared, own = build_peer_models(load.size, scratch, seed), build_models(load.size, scratch, seed)
+        ours = [(SEQUENTIAL, "sequential", shared), (OPPO, "all", shared), (OWN, "all", own)]
+    else:
+        shared = published_models(load.model, scratch, seed)
+        ours = [(SEQUENTIAL, "sequential", shared), (OPPO, "both", shared)]
     progress("loading TRL")
     steps = load.left_out + plan.repetitions * plan.steps
     config = {
         "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
+        "lora": shared["lora"]["rank"] if "lora" in shared else None,
         "rows_a_pass": min(ROWS_A_PASS, load.batch), "threads": plan.threads, "longest": LONGEST,
         "prompts": [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()],
         "lengths": [load.lengths.of(number) for number in range(steps * load.batch)],
     }  # fmt: skip
     peer, racers = Peer(python, config, scratch / TRL), []
     stack.callback(peer.close)
-    for name, variant, models in ((SEQUENTIAL, "sequential", shared), (OPPO, "all", shared), (OWN, "all", own)):
+    for name, variant, models in ours:
         progress(f"assembling {name}")
         spec = build_spec(load, VARIANTS[variant], models, prompts)
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
