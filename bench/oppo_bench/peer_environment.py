@@ -28,6 +28,7 @@ class Packages:
 TRL = Packages(
     "TRL", ("trl==1.12.0", "transformers==5.19.0", "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2"), ("torch==2.13.0",)
 )
+TRL_TODAY = Packages("TRL 1.16", ("trl==1.16.0", *TRL.pins[1:]), TRL.first)
 MLFLOW = Packages("MLflow", ("mlflow==3.17.2", "psycopg2-binary==2.9.13"))
 TRACKIO = Packages("trackio", ("trackio==0.43.0",))
 LIBFAKETIME = Packages("libfaketime", ("libfaketime==3.0.1",))

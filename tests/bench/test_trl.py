@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from oppo_bench.engine.models import build_models, build_peer_models
-from oppo_bench.engine.workload import SIZES, Size
+from oppo_bench.engine.race import Plan
+from oppo_bench.engine.workload import SIZES, Lengths, Load, Size, write_prompts
 from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, ensure_environment
-from oppo_bench.trl.race import Peer, PeerError, Turn, to_results
+from oppo_bench.trl.race import Peer, PeerError, Turn, config_for_trl, to_results
+from oppo_cli.main import main
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.tokenizer import FileCodec
@@ -48,6 +51,25 @@ def test_figures_are_taken_repetition_by_repetition() -> None:
     assert (named["M/B16/trl/us_per_token"].min, named["M/B16/trl/us_per_token"].max) == (30_000, 80_000)
     assert named["M/B16/trl/us_per_step"].min == 3_000_000
     assert (named["M/B16/oppo/speedup"].min, named["M/B16/oppo/speedup"].max) == (6, 8)
+
+
+def test_grpo_is_compared_with_trls_grpo() -> None:
+    turns = {"trl": 8.0, "oppo": 2.0, "grpo": 1.0, "trl_grpo": 6.0}
+    named = {r.name: r.median for r in to_results("m/B16", {name: [[Turn(s, 100)]] for name, s in turns.items()})}
+    assert {name: named[f"m/B16/{name}/speedup"] for name in turns} == {"trl": 1, "oppo": 4, "grpo": 6, "trl_grpo": 1}
+
+
+def test_trl_gets_the_lengths_of_the_measured_steps_and_of_the_one_before(tmp_path: Path) -> None:
+    load = Load("M", SMALL, 4, Lengths(3), max_age=2)
+    prompts = write_prompts(tmp_path, 3)
+    config = config_for_trl(load, Plan(2, 1, 1), build_peer_models(SMALL, tmp_path, 0), prompts)
+    assert config["lengths"] == [load.lengths.of(number) for number in range(2 * 4, 5 * 4)]
+    assert "lora" not in config
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(main, ["bench", "trl", "--model", str(tmp_path)])
+    assert (refused.exit_code, "has no config.json of a model" in " ".join(refused.output.split())) == (2, True)
 
 
 def test_a_peer_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Size:
         return self.layers * (attention + matrices * self.hidden * self.inner) + self.vocab * self.hidden
 
 
+NO_CHANGES: Mapping[str, Any] = {}
 SIZES = {
     "S": Size.tiny(128, 2, 4),
     "M": Size.tiny(256, 4, 8),
@@ -200,21 +201,28 @@ def write_prompts(folder: Path, seed: int, tokens: tuple[int, int] = (PROMPT_TOK
     return file
 
 
-def build_spec(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
-    """The spec of one variant; `models` is its section of that name. Only overlap settings differ between variants."""
+def build_spec(
+    load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path, ppo: Mapping[str, Any] = NO_CHANGES
+) -> RunSpec:
+    """The spec of one variant; `models` is its section of that name. Only overlap settings differ between variants.
+
+    `ppo`: further settings of that section; with a `group_size` B counts responses all the same.
+    """
+    group = ppo.get("group_size", 1)
     given = dict(overlap)
     if load.device == "cuda" or load.size.dtype == "bfloat16":  # two processes on CPUs share the update and add in full precision
         given.pop("update_overlap", None)
     changes = {
         "max_age": load.max_age, "chunk": {"size": load.chunk},
-        "overcommit": {"controller": "fixed", "initial": load.overcommit, "max": load.overcommit},
+        "overcommit": {"controller": "fixed", "initial": load.overcommit // group, "max": load.overcommit // group},
     }  # fmt: skip
+    batch = {"batch_size": load.batch // group, "micro_batch_tokens": load.size.micro_batch_tokens, "learning_rate": 1e-6}
     return load_spec(
         {
             "name": "bench", "seed": load.lengths.seed, "steps": 10_000_000,
             "models": models,
             "data": {"prompts": str(prompts)},
-            "ppo": {"batch_size": load.batch, "micro_batch_tokens": load.size.micro_batch_tokens, "learning_rate": 1e-6},
+            "ppo": {**batch, **ppo},
             "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": load.context - LONGEST},
             "overlap": given | changes,
             "resources": {"kind": load.device, "dtype": load.size.dtype},

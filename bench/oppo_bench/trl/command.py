@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,18 +68,21 @@ def trl(
 
 def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
     from oppo_bench.machine_load import LoadMonitor
-    from oppo_bench.peer_environment import TRL, PeerEnvironmentError, ensure_environment
+    from oppo_bench.peer_environment import TRL, TRL_TODAY, PeerEnvironmentError, ensure_environment
     from oppo_bench.tables import peer_table
-    from oppo_bench.trl.race import PeerError, race
+    from oppo_bench.trl.race import PeerError, Pythons, race
     from oppo_cli.simulate_tables import console
     from oppo_contract.model_folder import ModelFolderError
 
     screen = console()
     with screen.status(load.case) as status:
         try:
-            python = ensure_environment(place, TRL, status.update)
+            pythons = Pythons(ensure_environment(place, TRL, status.update))
+            if load.model is not None:
+                today = place.with_name(f"{place.name}-today")
+                pythons = replace(pythons, grpo=ensure_environment(today, TRL_TODAY, status.update))
             monitor = LoadMonitor()
-            results = race(load, plan, python, monitor, lambda text: status.update(f"{load.case}: {text}"))
+            results = race(load, plan, pythons, monitor, lambda text: status.update(f"{load.case}: {text}"))
         except (PeerEnvironmentError, PeerError, ModelFolderError) as error:
             raise Failure(str(error)) from error
     screen.print(peer_table(load.case, results), highlight=False)

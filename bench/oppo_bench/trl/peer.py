@@ -1,4 +1,4 @@
-"""TRL's part of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
+"""TRL's part of `oppo bench trl`: its PPOTrainer or GRPOTrainer, one step at a time, in TRL's own environment.
 
 Started by path as `python peer.py CONFIG.json`; imports none of our packages. A line on stdin requests one step; a line of JSON
 on stdout is the result. A logits processor forces EOS at each answer's fixed length and forbids it before, so that generation
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from datasets import Dataset
@@ -24,7 +24,10 @@ from transformers import (
     LogitsProcessorList,
     TrainerCallback,
 )
-from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+    from trl.experimental.ppo import PPOTrainer
 
 ADAPTER_ALPHA = 32  # the engine's default
 
@@ -62,7 +65,8 @@ class Work:
             self.used += self.batch
             processors = LogitsProcessorList([FixedLengthEnds(torch.tensor(ends), input_ids.shape[1], eos, pad)])
             made = own(input_ids=input_ids, **given, logits_processor=processors, eos_token_id=eos, pad_token_id=pad)
-            self.tokens = self._checked(made.sequences[:, input_ids.shape[1] :], ends, eos)
+            sequences = made if isinstance(made, torch.Tensor) else made.sequences
+            self.tokens = self._checked(sequences[:, input_ids.shape[1] :], ends, eos)
             return made
 
         model.generate = generate
@@ -102,16 +106,25 @@ class TurnByTurn(TrainerCallback):  # type: ignore[misc]
         self.start = time.perf_counter()
 
 
-def add_adapters(model: Any, rank: int) -> None:
-    """Adapters on every linear layer of the blocks, as the engine's default has them; they alone are trained."""
-    from peft import LoraConfig, inject_adapter_in_model
+def adapters(model: Any, rank: int) -> Any:
+    """peft's configuration of adapters on every linear layer of the blocks, as the engine's default has them."""
+    from peft import LoraConfig
 
     linear = {name.rpartition(".")[2] for name, module in model.model.named_modules() if isinstance(module, torch.nn.Linear)}
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ADAPTER_ALPHA, target_modules=sorted(linear)), model)
+    return LoraConfig(r=rank, lora_alpha=ADAPTER_ALPHA, target_modules=sorted(linear))
+
+
+def add_adapters(model: Any, rank: int) -> None:
+    """Put adapters into the model; they alone are trained."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(adapters(model, rank), model)
 
 
 def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
     """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass per batch."""
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
     tokenizer = AutoTokenizer.from_pretrained(config["actor"])
     policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
     reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
@@ -126,7 +139,7 @@ def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> P
         output_dir=config["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
         save_strategy="no", num_sample_generations=0, seed=config["seed"], learning_rate=1e-6, temperature=1.0,
         per_device_train_batch_size=config["rows_a_pass"], gradient_accumulation_steps=passes, num_mini_batches=1,
-        local_rollout_forward_batch_size=config["rows_a_pass" if rank else "batch"], num_ppo_epochs=1,
+        local_rollout_forward_batch_size=config["batch"], num_ppo_epochs=1,
         response_length=config["longest"], stop_token="eos", total_episodes=len(work.lengths),
     )  # fmt: skip
     data = Dataset.from_list([{"input_ids": prompt} for prompt in config["prompts"]])
@@ -136,6 +149,30 @@ def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> P
     )  # fmt: skip
 
 
+def build_grpo_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> GRPOTrainer:
+    """TRL's trainer of `group` answers to each prompt, with the reward model and a KL penalty in the loss."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(config["actor"], padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32)
+    reward = AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32)
+    passes = config["batch"] // config["rows_a_pass"]
+    args = GRPOConfig(
+        output_dir=config["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
+        save_strategy="no", seed=config["seed"], learning_rate=1e-6, temperature=1.0, beta=config["kl"], num_iterations=1,
+        per_device_train_batch_size=config["rows_a_pass"], gradient_accumulation_steps=passes, num_generations=config["group"],
+        max_completion_length=config["longest"], max_steps=len(work.lengths) // work.batch,
+    )  # fmt: skip
+    prompts = [{"prompt": tokenizer.decode(ids)} for ids in config["prompts"]]
+    trainer = GRPOTrainer(
+        policy, [reward], args=args, train_dataset=Dataset.from_list(prompts),
+        processing_class=tokenizer, reward_processing_classes=[AutoTokenizer.from_pretrained(config["reward"])],
+        peft_config=adapters(policy, config["lora"]), callbacks=[callback],
+    )  # fmt: skip
+    work.fix_lengths(trainer.model, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return trainer
+
+
 def main() -> None:
     """Train as many steps as there are lengths, one per request."""
     answers = os.fdopen(os.dup(1), "w")
@@ -143,7 +180,8 @@ def main() -> None:
     config = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(config["threads"])
     work = Work(config)
-    build_trainer(config, work, TurnByTurn(work, sys.stdin, answers)).train()
+    build = build_grpo_trainer if "group" in config else build_trainer
+    build(config, work, TurnByTurn(work, sys.stdin, answers)).train()
 
 
 if __name__ == "__main__":

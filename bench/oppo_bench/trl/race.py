@@ -26,6 +26,12 @@ PATIENCE_S = 900.0
 ROWS_A_PASS = 4
 PEER = Path(__file__).with_name("peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
+TRL_GRPO, GRPO = "trl_grpo", "grpo"
+# Responses to each prompt, and the KL penalty in the loss.
+GROUP, KL = 4, 0.01
+GRPO_SETTINGS = {
+    "algorithm": "grpo", "group_size": GROUP, "kl": {"coefficient": KL, "estimator": "k3+", "placement": "loss"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +119,33 @@ class Ours:
         self._contestant.close()
 
 
-def race(load: Load, plan: Plan, python: Path, monitor: LoadMonitor, progress: Progress) -> list[Result]:
-    """TRL (its interpreter is `python`) and the engine, in turn; named figures of the case.
+@dataclass(frozen=True, slots=True)
+class Pythons:
+    """Interpreters of TRL's environments: of the release with a PPOTrainer, and of today's for GRPO (None: without)."""
+
+    ppo: Path
+    grpo: Path | None = None
+
+
+def race(load: Load, plan: Plan, pythons: Pythons, monitor: LoadMonitor, progress: Progress) -> list[Result]:
+    """TRL and the engine, in turn; named figures of the case.
 
     Raises:
-        PeerError: TRL's process failed.
+        PeerError: a process of TRL's failed.
     """
     scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        peer, ours = _assemble(load, plan, python, scratch, stack, progress)
-        monitor.follow(peer.pid)
-        racers: list[Peer | Ours] = [peer, *ours]
+        racers = _assemble(load, plan, pythons, scratch, stack, progress)
+        for racer in racers:
+            if isinstance(racer, Peer):
+                monitor.follow(racer.pid)
         for step in range(load.left_out):
             progress(f"step {step + 1} of the {load.left_out} that are left out")
             for racer in racers:
-                racer.step()
+                if isinstance(racer, Ours) or step == load.left_out - 1:  # nothing of TRL's is deferred to later steps
+                    racer.step()
         for repetition in range(plan.repetitions):
             for racer in racers:
                 blocks[racer.name].append([])
@@ -141,49 +157,66 @@ def race(load: Load, plan: Plan, python: Path, monitor: LoadMonitor, progress: P
     return to_results(load.case, blocks)
 
 
-def _assemble(
-    load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitStack, progress: Progress
-) -> tuple[Peer, list[Ours]]:
+def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: ExitStack, progress: Progress) -> list[Peer | Ours]:
     """TRL first, then ours; `stack` closes them."""
-    seed = load.lengths.seed
     progress("preparing weights and prompts")
+    seed = load.lengths.seed
     prompts = write_prompts(scratch, seed, load.prompt_tokens)
-    if load.model is None:
-        shared, own = build_peer_models(load.size, scratch, seed), build_models(load.size, scratch, seed)
-        ours = [(SEQUENTIAL, "sequential", shared), (OPPO, "all", shared), (OWN, "all", own)]
-    else:
-        shared = published_models(load.model, scratch, seed)
-        ours = [(SEQUENTIAL, "sequential", shared), (OPPO, "both", shared)]
+    shared = build_peer_models(load.size, scratch, seed) if load.model is None else published_models(load.model, scratch, seed)
+    config = config_for_trl(load, plan, shared, prompts)
     progress("loading TRL")
-    steps = load.left_out + plan.repetitions * plan.steps
-    config = {
-        "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
-        "lora": shared["lora"]["rank"] if "lora" in shared else None,
-        "rows_a_pass": min(ROWS_A_PASS, load.batch), "threads": plan.threads, "longest": LONGEST,
-        "prompts": [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()],
-        "lengths": [load.lengths.of(number) for number in range(steps * load.batch)],
-    }  # fmt: skip
-    peer, racers = Peer(python, config, scratch / TRL), []
-    stack.callback(peer.close)
-    for name, variant, models in ours:
+    racers: list[Peer | Ours] = [Peer(pythons.ppo, config, scratch / TRL)]
+    stack.callback(racers[0].close)
+    for name, variant, models, settings in _ours(load, shared, scratch):
         progress(f"assembling {name}")
-        spec = build_spec(load, VARIANTS[variant], models, prompts)
+        spec = build_spec(load, VARIANTS[variant], models, prompts, settings)
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
         stack.callback(racers[-1].close)
-    return peer, racers
+    if pythons.grpo is not None:
+        progress("loading TRL's GRPOTrainer")
+        racers.append(Peer(pythons.grpo, config | {"group": GROUP, "kl": KL}, scratch / TRL_GRPO, TRL_GRPO))
+        stack.callback(racers[-1].close)
+    return racers
+
+
+def _ours(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Name, variant, models and PPO settings of each of the engine's lines."""
+    if load.model is None:
+        own = build_models(load.size, scratch, load.lengths.seed)
+        return [(SEQUENTIAL, "sequential", shared, {}), (OPPO, "all", shared, {}), (OWN, "all", own, {})]
+    without_critic = {role: model for role, model in shared.items() if role != "critic"}
+    return [
+        (SEQUENTIAL, "sequential", shared, {}),
+        (OPPO, "both", shared, {}),
+        (GRPO, "both", without_critic, GRPO_SETTINGS),
+    ]
+
+
+def config_for_trl(load: Load, plan: Plan, shared: dict[str, Any], prompts: Path) -> dict[str, Any]:
+    """What TRL's processes read. They leave out one step, the last of those that ours leave out."""
+    first, steps = load.left_out - 1, load.left_out + plan.repetitions * plan.steps
+    listed = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    config = {
+        "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch,
+        "seed": load.lengths.seed, "prompts": listed,
+        "rows_a_pass": min(ROWS_A_PASS, load.batch), "threads": plan.threads, "longest": LONGEST,
+        "lengths": [load.lengths.of(number) for number in range(first * load.batch, steps * load.batch)],
+    }  # fmt: skip
+    return config if load.model is None else config | {"lora": shared["lora"]["rank"]}
 
 
 def to_results(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
-    """Time per token and per step, and speed-up over TRL, per repetition."""
+    """Time per token and per step, and speed-up over TRL's trainer of the same algorithm, per repetition."""
     results: list[Result] = []
-    peer = [_us_per_token(block) for block in blocks[TRL]]
     for name, measured in blocks.items():
         token = [_us_per_token(block) for block in measured]
         results.append(Result.of(f"{case}/{name}/us_per_token", "us", token))
         per_step = [1e6 * sum(turn.seconds for turn in block) / len(block) for block in measured]
         results.append(Result.of(f"{case}/{name}/us_per_step", "us", per_step))
-        ratios = [theirs / ours for theirs, ours in zip(peer, token, strict=True)]
-        results.append(Result.of(f"{case}/{name}/speedup", "ratio", ratios))
+        peer = blocks.get(TRL_GRPO if name in (GRPO, TRL_GRPO) else TRL)
+        if peer is not None:
+            ratios = [_us_per_token(theirs) / ours for theirs, ours in zip(peer, token, strict=True)]
+            results.append(Result.of(f"{case}/{name}/speedup", "ratio", ratios))
     return results
 
 
