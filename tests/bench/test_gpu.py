@@ -22,6 +22,7 @@ from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell,
 from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
 from oppo_bench.gpu.racing import Race, Variant, all_on_one_device
 from oppo_bench.gpu.random_models import ModelSet
+from oppo_bench.gpu.step_profile import read
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.gpu_stats import GpuStats
@@ -58,7 +59,7 @@ def without(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """A short trial of two variants."""
     file = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    asked = ["--batches", "4", "--variants", "both", "--repetitions", "1", "--seconds", "60", "--json", str(file)]
+    asked = ["--batches", "4", "--variants", "both", "--repetitions", "1", "--seconds", "60", "--profile", "--json", str(file)]
     assert command.main([*TINY, *asked]) == command.OK
     return results(file)
 
@@ -78,6 +79,32 @@ def test_a_variant_is_told_whole(tried: dict[str, dict[str, Any]]) -> None:
     for setting in LEVERS:
         assert tried[f"tiny/B4/update/{setting}/ms_an_update"]["median"] > 0
     assert tried["tiny/B4/update/full-packed/peak_mb"]["median"] < tried["tiny/B4/update/off-padded/peak_mb"]["median"]
+
+
+def test_a_profile_counts_kernels(tried: dict[str, dict[str, Any]]) -> None:
+    for name in ("sequential", "both"):
+        assert tried[f"tiny/B4/{name}/kernels"]["median"] > 100
+        assert 0 < tried[f"tiny/B4/{name}/kernel_busy"]["median"] <= 1
+
+
+def test_time_in_which_kernels_run_counts_once() -> None:
+    def event(name: str, device: str, start: int, took: int) -> SimpleNamespace:
+        given = {"name": name, "device_type": f"DeviceType.{device}", "start_ns": start, "duration_ns": took}
+        return SimpleNamespace(
+            is_user_annotation=lambda: False, **{key: lambda value=value: value for key, value in given.items()}
+        )
+
+    listed = [
+        event("add", "CUDA", 5, 10),
+        event("mul", "CUDA", 0, 10),
+        event("add", "CUDA", 30, 10),
+        event("cuLaunch", "CPU", 0, 3),
+    ]
+    found = read([*listed, event("aten::add", "CPU", 0, 99)], on_gpu=True)
+    assert (found.count, found.seconds, found.busy) == (3, pytest.approx(40e-9), pytest.approx(25 / 40))
+    assert [(calls.name, calls.count) for calls in found.kernels] == [("add", 2), ("mul", 1)]
+    assert [calls.name for calls in found.host] == ["cuLaunch"]
+    assert read([], on_gpu=True).busy == 0
 
 
 def test_both_paths_are_checked(tried: dict[str, dict[str, Any]]) -> None:

@@ -98,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--updates", choices=["on", "off"], default="on", help="what recomputation and packing cost and save")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="what does not fit into this time is left out, and said")
     parser.add_argument("--repetitions", type=int, default=5, help="of two steps each, at most")
+    parser.add_argument(
+        "--profile", action="store_true", help="one step more of each variant under torch's profiler: its kernels"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.set_defaults(sizes=[size for size in SHAPES if size != "tiny"])
     return parser
@@ -180,7 +183,9 @@ def _race(
         return race
     driver = build_gpu_stats({str(device): device})
     threads = 1 if device.type == "cuda" else available_cores()
-    track = Track(models, prompts, folder, device, threads, driver, seconds, options.repetitions, _print_progress)
+    track = Track(
+        models, prompts, folder, device, threads, driver, seconds, options.repetitions, _print_progress, options.profile
+    )
     try:
         if device.type == "cpu":
             with all_on_one_device():
@@ -261,6 +266,8 @@ def _print_race(race: Race, results: list[Result], report: Report) -> None:
     for line in (*table(race, results), *stage_lines(race, results)):
         print(line)
     print("; ".join(f"{name}: {parts}" for name, parts in race.parts.items()))
+    for name, profiled in race.profiles.items():
+        print("\n".join(profiled.lines(name)))
 
 
 def _print_summary(report: Report) -> None:

@@ -34,6 +34,9 @@ def to_results(race: Race, ceilings: Ceilings) -> list[Result]:
         results.append(Result.of(f"{given}/speedup", "ratio", [b / own for b, own in pairs]))
         results += _shares(given, blocks) + _driver(given, blocks)
         results += _against_the_floor(given, race, name, ceilings)
+        if profiled := race.profiles.get(name):
+            results.append(Result.of(f"{given}/kernels", "kernels", [float(profiled.count)]))
+            results.append(Result.of(f"{given}/kernel_busy", "share", [profiled.busy]))
     return results
 
 

@@ -19,6 +19,7 @@ from oppo_bench.engine.workload import CONTEXT, Load, build_spec
 from oppo_bench.gpu.cases import BASE, BY_IMPORTANCE, OVERLAP, VLLM, Cell
 from oppo_bench.gpu.floor import Work
 from oppo_bench.gpu.random_models import ModelSet
+from oppo_bench.gpu.step_profile import StepProfile, profile_step
 from oppo_core.engine.layout import Layout
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
@@ -68,6 +69,7 @@ class Race:
     kind: type[Decoder] = Decoder  # the decoder that the engine chose for the device
     first: dict[str, int] = field(default_factory=dict)  # variant → the base's repetitions before its own heat's
     left_out: list[str] = field(default_factory=list)
+    profiles: dict[str, StepProfile] = field(default_factory=dict)  # by variant
 
 
 @contextmanager
@@ -149,6 +151,7 @@ class Track:
     seconds: float
     repetitions: int
     progress: Progress
+    profile: bool = False
 
 
 def run(race: Race, track: Track) -> None:
@@ -209,6 +212,9 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
             for _ in range(race.load.left_out):
                 entrant.step(track.driver, track.device)
         _repeat(race, track, entrants, clock)
+        for entrant in entrants if track.profile else ():
+            track.progress(f"{race.cell.case}: profiling {entrant.name}")
+            race.profiles[entrant.name] = profile_step(lambda e=entrant: e.step(track.driver, track.device), track.device)
 
 
 def _repeat(race: Race, track: Track, entrants: list[Variant], clock: Clock) -> None:
