@@ -35,7 +35,7 @@ def fused_attention(
 ) -> tuple[Tensor, None]:
     """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, T, D], or over the cached ones of `window`.
 
-    `attention_mask` [N, 1, T, K] is True where a query may attend; None: causal.
+    `attention_mask` [N, 1, T, K] is True where a query may attend, or is added to the logits; None: causal.
 
     Returns:
         The mixed values [N, T, heads, D], and no weights.

@@ -20,7 +20,8 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def attend_by_band(window: CacheWindow, layer: int, query: Tensor, mask: Tensor, attention: Attention) -> Tensor:
     """Attention [N, heads, T, width] of `query` over the cached keys of `layer`, in each of the window's bands separately.
 
-    `mask` [N, 1, T, columns] is True where a query may attend; `attention` takes one band's query, keys, values and mask.
+    `mask` [N, 1, T, columns] is True where a query may attend, or added to the logits; `attention` takes one band's query, keys,
+    values and mask.
     """
     parts = []
     for band in window.bands or (Band(0, len(query), window.columns),):

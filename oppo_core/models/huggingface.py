@@ -47,7 +47,8 @@ class HuggingFaceNetwork(nn.Module):
         self.window_sizes = supported.window_sizes(config)
         self.attends_by_band = model.config._attn_implementation in (FUSED, CAPPED)
         self.refuses_packing = "" if self.attends_by_band else "transformers runs it on an attention function that is not ours"
-        self._additive = model.config._attn_implementation == "eager"
+        # torch's fused attention would make an additive mask of a boolean one in every layer.
+        self._additive = model.config._attn_implementation in ("eager", FUSED)
         self._logit_rule = supported.logit_rule(config)
         self.name = f"{config.name_or_path} ({config.model_type})"
         self.cache_shape: CacheShape = probe_cache_shape(self.backbone, config.num_hidden_layers, self.name)
@@ -82,7 +83,7 @@ class HuggingFaceNetwork(nn.Module):
         for kind, size in self.window_sizes.items():
             mask = window.mask_for(size)
             assert mask is not None
-            masks[kind] = _additive(mask, self.model.dtype) if self._additive else mask
+            masks[kind] = _additive(mask, window.cache.keys[0].dtype) if self._additive else mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _layer_window_sizes(self) -> tuple[int | None, ...]:
@@ -110,5 +111,5 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may attend and the dtype's minimum elsewhere, for attention with an additive mask."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+    """0 where a query may attend and -inf elsewhere, for attention with an additive mask. Every query may attend to something."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
