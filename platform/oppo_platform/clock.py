@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from django.db import connection
 from django.db.models import DateTimeField, Expression, Func, Value
@@ -64,9 +64,19 @@ def now() -> datetime:
     return _clock.now()
 
 
+class Now(Expression):
+    """The clock's time when a query is compiled or runs, so that a queryset can be kept and used again."""
+
+    output_field = DateTimeField()
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        """The expression of the clock in use."""
+        return compiler.compile(_clock.expression())
+
+
 def now_in_query() -> Expression:
     """The current time as an expression of a query, which saves a query of its own."""
-    return _clock.expression()
+    return Now()
 
 
 def iso(time: datetime) -> str:

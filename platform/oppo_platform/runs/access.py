@@ -11,9 +11,11 @@ from oppo_platform.accounts.models import User
 from oppo_platform.runs.models import Run
 
 
-def visible_runs(user: User) -> QuerySet[Run]:
-    """Runs of the user's teams, without those in the trash."""
-    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"), deleted_at__isnull=True)
+def visible_runs(user: User, runs: QuerySet[Run] | None = None) -> QuerySet[Run]:
+    """Those of `runs` (default: all) that belong to the user's teams, without those in the trash."""
+    return (Run.objects.all() if runs is None else runs).filter(
+        project__team_id__in=memberships(user).values("team_id"), deleted_at__isnull=True
+    )
 
 
 def trashed_runs(user: User) -> QuerySet[Run]:

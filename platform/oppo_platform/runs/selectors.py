@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from functools import lru_cache
 from types import NoneType
 from typing import Any, Literal
 
@@ -167,25 +168,32 @@ def eta_s(run: Run) -> float | None:
     return run.elapsed_s / run.step * (run.total_steps - run.step)
 
 
-def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """Join what `run_summary` needs, without the large columns."""
-    return _with_summary_fields(runs).defer("spec", "plan", "notes")
+def summaries() -> QuerySet[Run]:
+    """All runs with what `run_summary` needs, without the large columns."""
+    return full_summaries().defer("spec", "plan", "notes")
 
 
-def _with_summary_fields(runs: QuerySet[Run]) -> QuerySet[Run]:
+def full_summaries() -> QuerySet[Run]:
+    """The same with the large columns."""
+    return _with_summary_fields(settings.OPPO_NODE_FRESH_S).all()
+
+
+@lru_cache
+def _with_summary_fields(fresh_s: float) -> QuerySet[Run]:
     """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts.
 
     `saved_step` is the step of `attempts.latest_checkpoint`; `lost_contact_at` the last heartbeat of the node that
-    has been silent longest, if that was more than OPPO_NODE_FRESH_S seconds ago.
+    has been silent longest, if that was more than `fresh_s` seconds ago. Kept, because Django takes as long to resolve these
+    annotations as to compile and run the query.
     """
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     reporting = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
     saved = Checkpoint.objects.filter(run=OuterRef("pk"), attempt__epoch__gt=OuterRef("begins_after")).order_by("-step")
     further = {f"attempt__{name}": value for name, value in newest.items()}
-    lost = {"seen_at__lt": clock.now_in_query() - timedelta(seconds=settings.OPPO_NODE_FRESH_S)}
+    lost = {"seen_at__lt": clock.now_in_query() - timedelta(seconds=fresh_s)}
     head_lost = Attempt.objects.filter(**newest, **lost, state__in=LIVE_ATTEMPT)
     other_lost = Launch.objects.filter(**further, **lost, state=LaunchState.CLAIMED).order_by("seen_at")
-    return runs.select_related("project__team", "user").annotate(
+    return Run.objects.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
         lost_contact_at=Least(Subquery(head_lost.values("seen_at")[:1]), Subquery(other_lost.values("seen_at")[:1])),
@@ -221,7 +229,7 @@ def list_runs(
     Raises:
         FilterError: invalid filter or column. BadCursor: invalid cursor.
     """
-    runs = apply_list_filter(summaries(visible_runs(user)), where)
+    runs = apply_list_filter(visible_runs(user, summaries()), where)
     requested = list(states)
     if requested:
         runs = runs.filter(state__in=requested)
@@ -272,13 +280,13 @@ def visible_run(user: User, run_id: int) -> Run:
 
 def get_run(user: User, run_id: int) -> Run:
     """One run with everything. Raises `Run.DoesNotExist`, also for another team's."""
-    return _with_summary_fields(visible_runs(user)).get(pk=run_id)
+    return visible_runs(user, full_summaries()).get(pk=run_id)
 
 
 def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Several runs in the given order. Raises `Run.DoesNotExist` when one of them does not exist."""
     ids = list(dict.fromkeys(run_ids))
-    result = _with_summary_fields(visible_runs(user)).in_bulk(ids)
+    result = visible_runs(user, full_summaries()).in_bulk(ids)
     if len(result) < len(ids):
         raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in result)}.")
     return [result[run_id] for run_id in ids]
@@ -287,7 +295,7 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
 def existing_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Those of several runs that exist, for lists, in the given order."""
     ids = list(run_ids)
-    result = summaries(visible_runs(user)).in_bulk(ids) if ids else {}
+    result = visible_runs(user, summaries()).in_bulk(ids) if ids else {}
     return [result[run_id] for run_id in ids if run_id in result]
 
 

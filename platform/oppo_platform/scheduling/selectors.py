@@ -59,7 +59,7 @@ def queue_order(user: User) -> QueueOrder:
 def waiting_runs(queue_order: QueueOrder, ids: list[int]) -> Queue:
     """Some of the waiting runs with their reasons; runs that have started meanwhile are left out."""
     turn = {run_id: number for number, run_id in enumerate(ids)}
-    rows = summaries(visible_runs(queue_order.user).filter(pk__in=ids, state=RunState.QUEUED)).select_related("waiting")
+    rows = visible_runs(queue_order.user, summaries()).filter(pk__in=ids, state=RunState.QUEUED).select_related("waiting")
     runs = sorted(rows, key=lambda run: turn[run.pk])
     steered = manageable(queue_order.user, runs)
     kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=ids)}

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary, summaries
 
 GATHER_S = 0.05
@@ -91,7 +90,7 @@ class SummaryCache:
 
 def _load(run_ids: set[int]) -> dict[int, RunSummary]:
     try:
-        rows = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
+        rows = [run_summary(run) for run in summaries().filter(pk__in=run_ids)]
         return {summary["id"]: RunSummary(summary["id"], summary["cursor"], json.dumps(summary)) for summary in rows}
     finally:
         # The thread persists; it must not hold a connection of the pool.
