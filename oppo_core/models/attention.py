@@ -42,6 +42,8 @@ def fused_attention(
     """
     if isinstance(window, Packed):
         return window.attend(_layer(module), query, key, value, scaling).transpose(1, 2), None
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        attention_mask = attention_mask.to(query.dtype)  # some models round queries later than keys
     if window is None or window.mask is None or attention_mask is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
         return whole

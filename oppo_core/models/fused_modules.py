@@ -24,7 +24,7 @@ def fuse_modules(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, NewGELUActivation):
                 setattr(parent, name, GELUTanh())
-            elif _is_rms_norm(type(child)) and child.weight.dtype != torch.float64:  # type: ignore[arg-type]
+            elif _is_rms_norm(type(child)) and child.weight.dim() == 1 and child.weight.dtype != torch.float64:  # type: ignore[arg-type]
                 setattr(parent, name, _fused_rms_norm(child))
 
 
@@ -36,7 +36,10 @@ def _is_rms_norm(kind: type[nn.Module]) -> bool:
     """
     if not kind.__name__.endswith("RMSNorm"):
         return False
-    return inspect.getsource(kind.forward) == inspect.getsource(LlamaRMSNorm.forward)
+    try:
+        return inspect.getsource(kind.forward) == inspect.getsource(LlamaRMSNorm.forward)
+    except OSError:  # installed without sources
+        return False
 
 
 def _fused_rms_norm(norm: nn.Module) -> nn.RMSNorm:

@@ -83,7 +83,7 @@ class HuggingFaceNetwork(nn.Module):
         for kind, size in self.window_sizes.items():
             mask = window.mask_for(size)
             assert mask is not None
-            masks[kind] = _additive(mask, window.cache.keys[0].dtype) if self._additive else mask
+            masks[kind] = additive(mask, window.cache.keys[0].dtype) if self._additive else mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _layer_window_sizes(self) -> tuple[int | None, ...]:
@@ -110,6 +110,9 @@ class HuggingFaceNetwork(nn.Module):
         return value
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may attend and -inf elsewhere, for attention with an additive mask. Every query may attend to something."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may attend and the dtype's minimum elsewhere, for attention with an additive mask.
+
+    Not -inf: a row without any visible key must stay finite, because its keys and values are cached for later sequences' slots.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

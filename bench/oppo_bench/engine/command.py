@@ -44,7 +44,7 @@ TOO_NOISY = 1.25  # largest ÷ smallest speed-up
     "--lengths", default="lognormal", show_default=True, help="lognormal, pareto, bimodal, or a file of lengths, 1 to 512."
 )
 @click.option(
-    "--model", type=click.Path(file_okay=False, path_type=Path),
+    "--model", type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     help="Folder of a published model, trained by adapters: prompts of 30 to 200 tokens, responses of 20 to 400.",
 )  # fmt: skip
 @click.option("--hidden", type=click.IntRange(16, 8192), help="Width of the networks instead of the size's.")
@@ -67,14 +67,14 @@ def engine(
     wait_as_the_engine_does()  # before torch is imported
     try:
         from oppo_bench.engine.race import Plan
-        from oppo_bench.engine.workload import FLOOR, ON_GPU, VARIANTS, Lengths, Load
+        from oppo_bench.engine.workload import FLOOR, ON_GPU, ON_PUBLISHED, VARIANTS, Lengths, Load
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
     from oppo_contract.machine import available_cores
 
     amount = QUICK if quick else AMOUNT[device]
-    usual = (*VARIANTS, FLOOR) if device == "cpu" and model is None else ON_GPU
+    usual = ON_GPU if device == "cuda" else (*VARIANTS, FLOOR) if model is None else ON_PUBLISHED
     chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else usual
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores(), chosen)
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
@@ -108,7 +108,7 @@ def _published(model: Path, sizes: str | None, shape: dict[str, int | None]) -> 
     given = ["sizes"] * bool(sizes) + [name for name, value in shape.items() if value is not None]
     if given:
         raise ValueError(f"--{given[0]} does not go with --model {model}, which has its own.")
-    return model.resolve().name, published_size(model)
+    return model.name, published_size(model)
 
 
 def _listed(text: str, what: str, known: list[str]) -> list[str]:

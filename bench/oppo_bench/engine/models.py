@@ -13,6 +13,7 @@ from oppo_contract.model_folder import ModelFolderError
 Head = Literal["lm", "scalar"]
 
 PAD, EOS = 0, 2
+SETTLING_ROUNDS = 8
 
 
 def build_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:
@@ -45,12 +46,32 @@ def published_models(model: Path, folder: Path, seed: int) -> dict[str, Any]:
             scored = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
         except (OSError, ValueError) as error:
             raise ModelFolderError(f"{model} cannot be read as a model: {error}") from None
-    scored.config.pad_token_id = scored.config.eos_token_id
+    end = scored.config.eos_token_id
+    scored.config.pad_token_id = end[0] if isinstance(end, list) else end
     scored.save_pretrained(reward)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (model / name).exists():
             shutil.copy(model / name, reward)
     return roles({"path": str(model)}, {"path": str(reward)}) | {"lora": {"rank": ADAPTER_RANK}}
+
+
+def settle_prompts(prompts: Path, model: Path) -> None:
+    """Replace the prompts of the file by ids that are the same when they are decoded and encoded again by the model's tokenizer.
+
+    Trainers that take prompts as text then read the same ids.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    settled = []
+    for line in prompts.read_text().splitlines():
+        ids, before = json.loads(line)["prompt"], None
+        for _ in range(SETTLING_ROUNDS):
+            ids, before = tokenizer(tokenizer.decode(ids, skip_special_tokens=True))["input_ids"], ids
+            if ids == before:
+                break
+        settled.append(ids)
+    prompts.write_text("".join(json.dumps({"prompt": ids}) + "\n" for ids in settled))
 
 
 def build_peer_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:

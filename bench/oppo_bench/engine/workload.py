@@ -68,9 +68,9 @@ def published_size(folder: Path) -> Size:
         config = json.loads((folder / "config.json").read_text())
         shape = [config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
         inner, vocab, kind = (config[key] for key in ("intermediate_size", "vocab_size", "model_type"))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} has no config.json of a model with the usual sizes ({error}).") from None
-    return Size(*shape, config.get("num_key_value_heads", shape[2]), inner, vocab, kind, micro_batch_tokens=PUBLISHED_PASS)
+    return Size(*shape, config.get("num_key_value_heads") or shape[2], inner, vocab, kind, micro_batch_tokens=PUBLISHED_PASS)
 
 
 def reshaped(name: str, shape: Mapping[str, int | None]) -> tuple[str, Size]:
@@ -98,6 +98,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FLOOR = "floor"
 # Variants that fit into a GPU's six minutes.
 ON_GPU = ("sequential", "intra", "inter", "both", FLOOR)
+# Those of a published model, whose steps take a minute on a CPU.
+ON_PUBLISHED = ("sequential", "intra", "inter", "both", "all", FLOOR)
 # Update overlap needs two processes with devices of their own.
 CPU_ONLY = ("all",)
 
@@ -140,7 +142,7 @@ class Lengths:
         return cls(seed, longest=max(given), shape=Path(source).name, given=given)
 
     def natural(self) -> Lengths:
-        """Responses as people have them, 20 to 400 tokens, their median 100; those of a file stay."""
+        """Longer responses, 20 to 400 tokens with a median of 100; those of a file stay."""
         return self if self.given else replace(self, median=100.0, sigma=0.8, shortest=20, longest=400)
 
     def of(self, sequence_id: int) -> int:

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 SHOWN, NAME_WIDTH = 12, 90
 NS = 1e-9
+COPIES = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """A step's kernels and runtime calls, the longest in total first.
+    """A step's kernels (with copies and memsets) and runtime calls, the longest in total first.
 
-    `seconds`: from the first kernel's start to the last one's end; `busy_seconds`: those of them in which a kernel ran.
+    `seconds`: from the first kernel's start to the last one's end; `busy_seconds`: those of them in which one ran.
     """
 
     seconds: float
@@ -40,8 +41,8 @@ class StepProfile:
 
     @property
     def count(self) -> int:
-        """The number of kernels."""
-        return sum(kernel.count for kernel in self.kernels)
+        """The number of kernels, without copies and memsets."""
+        return sum(kernel.count for kernel in self.kernels if not kernel.name.startswith(COPIES))
 
     @property
     def busy(self) -> float:
@@ -50,7 +51,7 @@ class StepProfile:
 
     def lines(self, name: str) -> list[str]:
         """Lines of output for the variant `name`."""
-        head = f"{name}: {self.count:,} kernels in {1e3 * self.seconds:,.0f} ms, one runs {self.busy:.0%} of the time"
+        head = f"{name}: {self.count:,} kernels in {1e3 * self.seconds:,.0f} ms; one or a copy runs {self.busy:.0%} of the time"
         return [
             head,
             *(_line("kernel", calls) for calls in self.kernels[:SHOWN]),

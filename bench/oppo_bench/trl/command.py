@@ -24,10 +24,10 @@ AMOUNT, QUICK = (5, 2), (2, 1)
 @click.option("--quick", is_flag=True, help=f"{QUICK[0]} repetitions of {QUICK[1]} step by default.")
 @click.option(
     "--env", "folder", type=click.Path(file_okay=False, path_type=Path),
-    help="TRL's environment; made when it is missing. Default: bench/trl in OPPO_HOME.",
+    help="TRL's environment; made when it is missing, as is …-today beside it. Default: bench/trl in OPPO_HOME.",
 )  # fmt: skip
 @click.option(
-    "--model", type=click.Path(file_okay=False, path_type=Path),
+    "--model", type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     help="Folder of a published model, trained by adapters: prompts of 30 to 200 tokens, responses of 20 to 400.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
@@ -39,6 +39,8 @@ def trl(
     threads: int | None,
 ) -> None:  # fmt: skip
     """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: B = 16, by default size M.
+
+    With --model also of TRL 1.16.0's GRPOTrainer and of the engine's GRPO.
 
     Both load the same checkpoint and train answers of the same fixed lengths, in one epoch and one mini-batch, in
     float32, on the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
@@ -60,7 +62,7 @@ def trl(
     load = Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed))
     if model is not None:
         try:
-            load = Load(model.resolve().name, published_size(model), BATCH, Lengths(seed).natural(), model=model)
+            load = Load(model.name, published_size(model), BATCH, Lengths(seed).natural(), model=model)
         except ValueError as error:
             raise Refusal(str(error)) from None
     _measure(load, plan, place, json_file)

@@ -33,15 +33,15 @@ ADAPTER_ALPHA = 32  # the engine's default
 
 
 class FixedLengthEnds(LogitsProcessor):  # type: ignore[misc]
-    """Forces EOS as token number `ends_B` of each row (from 1), and no sooner; never a pad token."""
+    """Forces EOS as token number `ends_B` of each row (from 1), and no sooner; never one of the tokens `forbidden`."""
 
-    def __init__(self, ends_B: torch.Tensor, context: int, eos: int, pad: int) -> None:
-        self.ends_B, self.context, self.eos, self.pad = ends_B, context, eos, pad
+    def __init__(self, ends_B: torch.Tensor, context: int, eos: int, forbidden: list[int]) -> None:
+        self.ends_B, self.context, self.eos, self.forbidden = ends_B, context, eos, forbidden
 
     def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
         """Scores of the next token, in place."""
         due_B = self.ends_B <= input_ids.shape[1] - self.context + 1
-        scores_BV[:, [self.eos, self.pad]] = -torch.inf
+        scores_BV[:, self.forbidden] = -torch.inf
         scores_BV[due_B] = -torch.inf
         scores_BV[due_B, self.eos] = 0.0
         return scores_BV
@@ -59,11 +59,13 @@ class Work:
     def fix_lengths(self, model: Any, eos: int, pad: int) -> None:
         """Let `model.generate` end each answer at its fixed length."""
         own = model.generate
+        ends_too = model.generation_config.eos_token_id or []  # a model may end at several tokens
+        forbidden = sorted({eos, pad, *([ends_too] if isinstance(ends_too, int) else ends_too)})
 
         def generate(input_ids: torch.Tensor, **given: Any) -> Any:
             ends = self.lengths[self.used : self.used + self.batch]
             self.used += self.batch
-            processors = LogitsProcessorList([FixedLengthEnds(torch.tensor(ends), input_ids.shape[1], eos, pad)])
+            processors = LogitsProcessorList([FixedLengthEnds(torch.tensor(ends), input_ids.shape[1], eos, forbidden)])
             made = own(input_ids=input_ids, **given, logits_processor=processors, eos_token_id=eos, pad_token_id=pad)
             sequences = made if isinstance(made, torch.Tensor) else made.sequences
             self.tokens = self._checked(sequences[:, input_ids.shape[1] :], ends, eos)
@@ -110,7 +112,8 @@ def adapters(model: Any, rank: int) -> Any:
     """peft's configuration of adapters on every linear layer of the blocks, as the engine's default has them."""
     from peft import LoraConfig
 
-    linear = {name.rpartition(".")[2] for name, module in model.model.named_modules() if isinstance(module, torch.nn.Linear)}
+    parts = ((name.split("."), module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    linear = {path[-1] for path, _ in parts if any(part.isdigit() for part in path)}
     return LoraConfig(r=rank, lora_alpha=ADAPTER_ALPHA, target_modules=sorted(linear))
 
 
@@ -121,11 +124,19 @@ def add_adapters(model: Any, rank: int) -> None:
     inject_adapter_in_model(adapters(model, rank), model)
 
 
+def read_tokenizer(folder: str) -> Any:
+    """The tokenizer, which pads prompts on the left, with EOS where it has no token for that."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
     """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass per batch."""
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-    tokenizer = AutoTokenizer.from_pretrained(config["actor"])
+    tokenizer = read_tokenizer(config["actor"])
     policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
     reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
     rank = config.get("lora")
@@ -153,7 +164,7 @@ def build_grpo_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn)
     """TRL's trainer of `group` answers to each prompt, with the reward model and a KL penalty in the loss."""
     from trl import GRPOConfig, GRPOTrainer
 
-    tokenizer = AutoTokenizer.from_pretrained(config["actor"], padding_side="left")
+    tokenizer = read_tokenizer(config["actor"])
     policy = AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32)
     reward = AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32)
     passes = config["batch"] // config["rows_a_pass"]

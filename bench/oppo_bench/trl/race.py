@@ -16,17 +16,19 @@ from typing import Any
 
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import EngineRunner
-from oppo_bench.engine.models import build_models, build_peer_models, published_models
+from oppo_bench.engine.memory import engine_bytes, free_bytes
+from oppo_bench.engine.models import build_models, build_peer_models, published_models, settle_prompts
 from oppo_bench.engine.race import Plan, Progress
 from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
 
-PATIENCE_S = 900.0
+PATIENCE_S = 1800.0
+GB = 1e9
 # TRL's micro-batch: with 2, 4 and 16 rows per pass a step took the same processor time (within 1 %).
 ROWS_A_PASS = 4
 PEER = Path(__file__).with_name("peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
-TRL_GRPO, GRPO = "trl_grpo", "grpo"
+TRL_GRPO, GRPO, GRPO_SEQUENTIAL = "trl_grpo", "grpo", "grpo_sequential"
 # Responses to each prompt, and the KL penalty in the loss.
 GROUP, KL = 4, 0.01
 GRPO_SETTINGS = {
@@ -162,12 +164,17 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
     progress("preparing weights and prompts")
     seed = load.lengths.seed
     prompts = write_prompts(scratch, seed, load.prompt_tokens)
-    shared = build_peer_models(load.size, scratch, seed) if load.model is None else published_models(load.model, scratch, seed)
+    if load.model is None:
+        shared = build_peer_models(load.size, scratch, seed)
+    else:
+        shared = published_models(load.model, scratch, seed)
+        settle_prompts(prompts, load.model)
+        check_memory(load, len(ours_of(load, shared, scratch)))
     config = config_for_trl(load, plan, shared, prompts)
     progress("loading TRL")
     racers: list[Peer | Ours] = [Peer(pythons.ppo, config, scratch / TRL)]
     stack.callback(racers[0].close)
-    for name, variant, models, settings in _ours(load, shared, scratch):
+    for name, variant, models, settings in ours_of(load, shared, scratch):
         progress(f"assembling {name}")
         spec = build_spec(load, VARIANTS[variant], models, prompts, settings)
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
@@ -179,7 +186,17 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
     return racers
 
 
-def _ours(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+def check_memory(load: Load, engines: int) -> None:
+    """Raises PeerError where this machine's free memory does not hold all trainers, which would have to wait for the disk."""
+    size, free = load.size, free_bytes(load.device)
+    # TRL's PPO and GRPO: four and three networks, and three copies of the logits of a whole batch with its prompts.
+    theirs = 4 * (7 * size.parameters + 3 * load.batch * load.context * size.vocab)
+    needed = engines * engine_bytes(load) + theirs
+    if free is not None and needed > free:
+        raise PeerError(f"{load.name}: all trainers together need about {needed / GB:.0f} GB, {free / GB:.0f} are free.")
+
+
+def ours_of(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
     """Name, variant, models and PPO settings of each of the engine's lines."""
     if load.model is None:
         own = build_models(load.size, scratch, load.lengths.seed)
@@ -187,7 +204,8 @@ def _ours(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, 
     without_critic = {role: model for role, model in shared.items() if role != "critic"}
     return [
         (SEQUENTIAL, "sequential", shared, {}),
-        (OPPO, "both", shared, {}),
+        (OPPO, "all", shared, {}),
+        (GRPO_SEQUENTIAL, "sequential", without_critic, GRPO_SETTINGS),
         (GRPO, "both", without_critic, GRPO_SETTINGS),
     ]
 
@@ -213,7 +231,7 @@ def to_results(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
         results.append(Result.of(f"{case}/{name}/us_per_token", "us", token))
         per_step = [1e6 * sum(turn.seconds for turn in block) / len(block) for block in measured]
         results.append(Result.of(f"{case}/{name}/us_per_step", "us", per_step))
-        peer = blocks.get(TRL_GRPO if name in (GRPO, TRL_GRPO) else TRL)
+        peer = blocks.get(TRL_GRPO if "grpo" in name else TRL)
         if peer is not None:
             ratios = [_us_per_token(theirs) / ours for theirs, ours in zip(peer, token, strict=True)]
             results.append(Result.of(f"{case}/{name}/speedup", "ratio", ratios))

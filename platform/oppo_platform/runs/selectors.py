@@ -15,7 +15,7 @@ from typing import Any, Literal
 from django.conf import settings
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
-from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import F, Func, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce, Least
 from typing_extensions import TypedDict
 
@@ -175,7 +175,18 @@ def summaries() -> QuerySet[Run]:
 
 def full_summaries() -> QuerySet[Run]:
     """The same with the large columns."""
-    return _with_summary_fields(settings.OPPO_NODE_FRESH_S).all()
+    runs = _with_summary_fields(settings.OPPO_NODE_FRESH_S).all()
+    runs.query.annotations = {name: _copied(expression) for name, expression in runs.query.annotations.items()}
+    return runs
+
+
+def _copied(expression: Any) -> Any:
+    """An annotation with subqueries of its own: compiling one changes it, and requests are answered in threads."""
+    copied = expression.copy()  # of a subquery with its query
+    if not isinstance(copied, Subquery):
+        sources = copied.get_source_expressions()
+        copied.set_source_expressions([_copied(each) if isinstance(each, (Func, Subquery)) else each for each in sources])
+    return copied
 
 
 @lru_cache

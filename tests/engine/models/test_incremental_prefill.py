@@ -19,6 +19,7 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.models.banded_attention import fused
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.graphed_reads import GraphedReads
+from oppo_core.models.huggingface import additive
 from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
 from oppo_core.models.oom_retry import PassBudget
@@ -213,3 +214,14 @@ def test_a_pass_of_few_shapes_stays_within_the_budget(world: Any) -> None:
                 stream.read({row: np.arange(3, 3 + length) for row in (0, 1)}, set())
         read.append(graphed.call_count)
     assert read == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_additive_masks_give_what_boolean_ones_give(dtype: torch.dtype) -> None:
+    """Also where four queries share keys and a chunk has several tokens; a row that sees nothing stays finite."""
+    draw = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 8, 5, 16, generator=draw).to(dtype)
+    keys, values = torch.randn(2, 3, 2, 9, 16, generator=draw).to(dtype)
+    mask = torch.arange(9) <= torch.tensor([4, 2, 0])[:, None, None, None] + torch.arange(5)[:, None]
+    torch.testing.assert_close(fused(query, keys, values, additive(mask, dtype)), fused(query, keys, values, mask))
+    assert fused(query, keys, values, additive(mask & False, dtype)).isfinite().all()

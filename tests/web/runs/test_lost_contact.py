@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models import Subquery
 
 from oppo_platform.runs.models import Attempt
-from oppo_platform.runs.selectors import list_runs
+from oppo_platform.runs.selectors import full_summaries, list_runs
 
 
 def lost_at(world, run):
@@ -43,3 +44,23 @@ def test_one_silent_node_of_two_is_enough(pair, settings):
     assert lost_at(pair.world, pair.run) == silent_since.isoformat().replace("+00:00", "Z"), "the further node is silent"
     assert pair.beat(pair.other).status_code == 200
     assert lost_at(pair.world, pair.run) is None
+
+
+def subqueries(expression):
+    """The queries in an annotation."""
+    if isinstance(expression, Subquery):
+        return [expression.query]
+    return [query for source in expression.get_source_expressions() if source is not None for query in subqueries(source)]
+
+
+def test_requests_share_no_query_of_the_annotations_that_a_process_keeps(world):
+    """Compiling a query changes it, and requests are answered in threads."""
+    world.submit()
+    runs = [full_summaries(), full_summaries()]
+    mine, others = ([query for each in r.query.annotations.values() for query in subqueries(each)] for r in runs)
+    assert len(mine) >= 8
+    assert not {id(query) for query in mine} & {id(query) for query in others}
+    assert str(runs[0].query) == str(runs[1].query)
+    kept = [dict(query.alias_refcount) for query in others]
+    assert [run.pk for run in runs[0]]
+    assert kept == [dict(query.alias_refcount) for query in others]
