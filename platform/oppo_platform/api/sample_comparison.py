@@ -78,8 +78,8 @@ class ComparedPage(ComparedQuery):
     excerpt: int = Field(0, ge=0, le=100_000, description=EXCERPT)
 
 
-class ComparedRun(WireModel):
-    """A compared run, and the settings by which it records samples: whether it evaluates, and `logging.samples_per_step`."""
+class SampledRun(WireModel):
+    """A run, and the settings by which it records samples: whether it evaluates, and `logging.samples_per_step`."""
 
     id: int
     name: str
@@ -113,7 +113,7 @@ class ComparedPrompt(WireModel):
 class SampleComparisonPage(WireModel):
     """One page of prompts; `next` is the `cursor` of the following one. `steps`: recorded steps to choose from, at most 100."""
 
-    runs: list[ComparedRun]
+    runs: list[SampledRun]
     columns: list[SampleColumn]
     steps: list[int]
     items: list[ComparedPrompt]
