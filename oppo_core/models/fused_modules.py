@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ def fuse_modules(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, NewGELUActivation):
                 setattr(parent, name, GELUTanh())
-            elif _is_rms_norm(type(child)) and child.weight.dim() == 1 and child.weight.dtype != torch.float64:  # type: ignore[arg-type]
+            elif _is_rms_norm(type(child)):  # type: ignore[arg-type]
                 setattr(parent, name, _fused_rms_norm(child))
 
 
@@ -42,8 +43,10 @@ def _is_rms_norm(kind: type[nn.Module]) -> bool:
         return False
 
 
-def _fused_rms_norm(norm: nn.Module) -> nn.RMSNorm:
+def _fused_rms_norm(norm: Any) -> nn.Module:
     """torch's RMSNorm with the same weight. In bfloat16 it rounds once, after the product with the weight, not before it too."""
-    fused = nn.RMSNorm(norm.weight.shape, norm.variance_epsilon, device="meta")  # type: ignore[arg-type]
-    fused.weight = norm.weight  # type: ignore[assignment]
+    if norm.weight.ndim != 1 or norm.weight.dtype == torch.float64:
+        return cast(nn.Module, norm)
+    fused = nn.RMSNorm(norm.weight.shape, norm.variance_epsilon, device="meta")
+    fused.weight = norm.weight
     return fused.train(norm.training)

@@ -69,8 +69,8 @@ def race(load: Load, plan: Plan, monitor: LoadMonitor, progress: Progress) -> Me
     try:
         progress("preparing weights and prompts")
         seed = load.lengths.seed
-        published = load.model is not None
-        models = published_models(load.model, folder, seed) if published else build_models(load.size, folder, seed)
+        model = load.model
+        models = build_models(load.size, folder, seed) if model is None else published_models(model, folder, seed)
         setup = Setup(load, models, write_prompts(folder, seed, load.prompt_tokens), folder)
         planned = heats(plan.variants_on(load.device), load, plan.threads)
         measured.heats = len(planned)

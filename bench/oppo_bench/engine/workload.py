@@ -66,11 +66,12 @@ def published_size(folder: Path) -> Size:
     """The size of the model in `folder`, from its config.json, in float32. Raises ValueError if there is none."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        shape = [config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
+        hidden, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         inner, vocab, kind = (config[key] for key in ("intermediate_size", "vocab_size", "model_type"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} has no config.json of a model with the usual sizes ({error}).") from None
-    return Size(*shape, config.get("num_key_value_heads") or shape[2], inner, vocab, kind, micro_batch_tokens=PUBLISHED_PASS)
+    key_heads = config.get("num_key_value_heads") or heads
+    return Size(hidden, layers, heads, key_heads, inner, vocab, kind, micro_batch_tokens=PUBLISHED_PASS)
 
 
 def reshaped(name: str, shape: Mapping[str, int | None]) -> tuple[str, Size]:

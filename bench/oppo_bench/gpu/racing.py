@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,7 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
         _repeat(race, track, entrants, clock)
         for entrant in entrants if track.profile else ():
             track.progress(f"{race.cell.case}: profiling {entrant.name}")
-            race.profiles[entrant.name] = profile_step(lambda e=entrant: e.step(track.driver, track.device), track.device)
+            race.profiles[entrant.name] = profile_step(partial(entrant.step, track.driver, track.device), track.device)
 
 
 def _repeat(race: Race, track: Track, entrants: list[Variant], clock: Clock) -> None:
