@@ -65,7 +65,7 @@ def now() -> datetime:
 
 
 class Now(Expression):
-    """The clock's time when a query is compiled or runs, so that a queryset can be kept and used again."""
+    """The clock's time when a query is compiled or runs, so that a queryset can be cached."""
 
     output_field = DateTimeField()
 

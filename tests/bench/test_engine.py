@@ -289,7 +289,7 @@ def test_a_published_model_is_raced_with_adapters(published: Path, tmp_path: Pat
     written = json.loads(file.read_text())
     assert "small/B2/both/us_per_token" in {row["name"] for row in written["results"]}
     assert (written["settings"]["lengths"]["shortest"], written["settings"]["lengths"]["longest"]) == (20, 400)
-    load = Load("small", workload.published_size(published), 2, Lengths(0).natural(), model=published)
+    load = Load("small", workload.published_size(published), 2, Lengths(0).for_published_model(), model=published)
     rows = write_prompts(tmp_path, 0, load.prompt_tokens).read_text().splitlines()
     assert {len(json.loads(rows[n])["prompt"]) for n in (0, -1)} == {30, 200}
     models = published_models(published, tmp_path / "models", 0)

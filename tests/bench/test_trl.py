@@ -11,12 +11,12 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-from oppo_bench.engine.models import build_models, build_peer_models, roles, settle_prompts
+from oppo_bench.engine.models import build_models, build_peer_models, roles, round_trip_prompts
 from oppo_bench.engine.race import Plan
 from oppo_bench.engine.workload import SIZES, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
 from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, ensure_environment
 from oppo_bench.trl import race
-from oppo_bench.trl.race import Peer, PeerError, Turn, check_memory, config_for_trl, ours_of, to_results
+from oppo_bench.trl.race import Peer, PeerError, Turn, check_memory, config_for_trl, engine_lines, to_results
 from oppo_cli.main import main
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
@@ -71,9 +71,9 @@ def test_trl_gets_the_lengths_of_the_measured_steps_and_of_the_one_before(tmp_pa
 
 
 def test_grpo_on_a_published_model_has_the_same_batch(tmp_path: Path) -> None:
-    load = Load("m", SMALL, 16, Lengths(0).natural(), model=tmp_path)
+    load = Load("m", SMALL, 16, Lengths(0).for_published_model(), model=tmp_path)
     shared = {**roles({"path": "actor"}, {"path": "reward"}), "lora": {"rank": 16}}
-    for name, variant, models, settings in ours_of(load, shared, tmp_path):
+    for name, variant, models, settings in engine_lines(load, shared, tmp_path):
         spec = build_spec(load, VARIANTS[variant], models, tmp_path / "prompts.jsonl", settings)
         assert spec.ppo.rows == 16, name
         assert (spec.ppo.group_size, spec.ppo.algorithm) == ((4, "grpo") if "grpo" in name else (1, "ppo"))
@@ -83,17 +83,17 @@ def test_grpo_on_a_published_model_has_the_same_batch(tmp_path: Path) -> None:
 
 
 def test_trainers_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Load("m", SMALL, 16, Lengths(0).natural(), model=tmp_path)
+    load = Load("m", SMALL, 16, Lengths(0).for_published_model(), model=tmp_path)
     check_memory(load, 4)
     monkeypatch.setattr(race, "free_bytes", lambda device: 10**6)
     with pytest.raises(PeerError, match="all trainers together need about"):
         check_memory(load, 4)
 
 
-def test_settled_prompts_are_the_same_as_text(tmp_path: Path) -> None:
+def test_round_tripped_prompts_are_the_same_as_text(tmp_path: Path) -> None:
     model = Path(build_peer_models(SMALL, tmp_path, 0)["actor"]["path"])
     prompts = write_prompts(tmp_path, 0, (3, 9))
-    settle_prompts(prompts, model)
+    round_trip_prompts(prompts, model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     for line in prompts.read_text().splitlines():
         ids = json.loads(line)["prompt"]

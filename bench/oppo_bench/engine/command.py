@@ -84,7 +84,7 @@ def engine(
         )
     shape = {"hidden": hidden, "layers": layers, "vocab": vocab}
     try:
-        drawn = Lengths.read(seed, lengths) if model is None else Lengths.read(seed, lengths).natural()
+        drawn = Lengths.read(seed, lengths) if model is None else Lengths.read(seed, lengths).for_published_model()
         usual_sizes = "S" if quick and device == "cpu" else DEFAULT_SIZES[device]
         shaped = _sizes(sizes or usual_sizes, shape) if model is None else [_published(model, sizes, shape)]
     except ValueError as error:

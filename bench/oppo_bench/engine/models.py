@@ -13,7 +13,7 @@ from oppo_contract.model_folder import ModelFolderError
 Head = Literal["lm", "scalar"]
 
 PAD, EOS = 0, 2
-SETTLING_ROUNDS = 8
+MOST_ROUND_TRIPS = 8
 
 
 def build_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def published_models(model: Path, folder: Path, seed: int) -> dict[str, Any]:
     return roles({"path": str(model)}, {"path": str(reward)}) | {"lora": {"rank": ADAPTER_RANK}}
 
 
-def settle_prompts(prompts: Path, model: Path) -> None:
+def round_trip_prompts(prompts: Path, model: Path) -> None:
     """Replace the prompts of the file by ids that are the same when they are decoded and encoded again by the model's tokenizer.
 
     Trainers that take prompts as text then read the same ids.
@@ -63,15 +63,15 @@ def settle_prompts(prompts: Path, model: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    settled = []
+    stable = []
     for line in prompts.read_text().splitlines():
         ids, before = json.loads(line)["prompt"], None
-        for _ in range(SETTLING_ROUNDS):
+        for _ in range(MOST_ROUND_TRIPS):
             ids, before = tokenizer(tokenizer.decode(ids, skip_special_tokens=True))["input_ids"], ids
             if ids == before:
                 break
-        settled.append(ids)
-    prompts.write_text("".join(json.dumps({"prompt": ids}) + "\n" for ids in settled))
+        stable.append(ids)
+    prompts.write_text("".join(json.dumps({"prompt": ids}) + "\n" for ids in stable))
 
 
 def build_peer_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:

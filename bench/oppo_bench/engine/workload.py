@@ -142,7 +142,7 @@ class Lengths:
             raise ValueError(f"{source} must contain lengths from 1 to {LONGEST}, one per line.")
         return cls(seed, longest=max(given), shape=Path(source).name, given=given)
 
-    def natural(self) -> Lengths:
+    def for_published_model(self) -> Lengths:
         """Longer responses, 20 to 400 tokens with a median of 100; those of a file stay."""
         return self if self.given else replace(self, median=100.0, sigma=0.8, shortest=20, longest=400)
 

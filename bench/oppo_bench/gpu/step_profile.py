@@ -31,7 +31,7 @@ class Calls:
 class StepProfile:
     """A step's kernels (with copies and memsets) and runtime calls, the longest in total first.
 
-    `seconds`: from the first kernel's start to the last one's end; `busy_seconds`: those of them in which one ran.
+    `seconds`: from the first kernel's start to the last one's end; `busy_seconds`: the part of it in which at least one ran.
     """
 
     seconds: float
@@ -46,12 +46,14 @@ class StepProfile:
 
     @property
     def busy(self) -> float:
-        """Share of the time in which a kernel ran."""
+        """Share of the time in which a kernel or copy ran."""
         return self.busy_seconds / self.seconds if self.seconds else 0.0
 
     def lines(self, name: str) -> list[str]:
         """Lines of output for the variant `name`."""
-        head = f"{name}: {self.count:,} kernels in {1e3 * self.seconds:,.0f} ms; one or a copy runs {self.busy:.0%} of the time"
+        head = (
+            f"{name}: {self.count:,} kernels in {1e3 * self.seconds:,.0f} ms; a kernel or copy runs {self.busy:.0%} of the time"
+        )
         return [
             head,
             *(_line("kernel", calls) for calls in self.kernels[:SHOWN]),

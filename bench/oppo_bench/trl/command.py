@@ -62,7 +62,7 @@ def trl(
     load = Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed))
     if model is not None:
         try:
-            load = Load(model.name, published_size(model), BATCH, Lengths(seed).natural(), model=model)
+            load = Load(model.name, published_size(model), BATCH, Lengths(seed).for_published_model(), model=model)
         except ValueError as error:
             raise Refusal(str(error)) from None
     _measure(load, plan, place, json_file)

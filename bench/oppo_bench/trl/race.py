@@ -17,7 +17,7 @@ from typing import Any
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.memory import engine_bytes, free_bytes
-from oppo_bench.engine.models import build_models, build_peer_models, published_models, settle_prompts
+from oppo_bench.engine.models import build_models, build_peer_models, published_models, round_trip_prompts
 from oppo_bench.engine.race import Plan, Progress
 from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
@@ -168,13 +168,13 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
         shared = build_peer_models(load.size, scratch, seed)
     else:
         shared = published_models(load.model, scratch, seed)
-        settle_prompts(prompts, load.model)
-        check_memory(load, len(ours_of(load, shared, scratch)))
+        round_trip_prompts(prompts, load.model)
+        check_memory(load, len(engine_lines(load, shared, scratch)))
     config = config_for_trl(load, plan, shared, prompts)
     progress("loading TRL")
     racers: list[Peer | Ours] = [Peer(pythons.ppo, config, scratch / TRL)]
     stack.callback(racers[0].close)
-    for name, variant, models, settings in ours_of(load, shared, scratch):
+    for name, variant, models, settings in engine_lines(load, shared, scratch):
         progress(f"assembling {name}")
         spec = build_spec(load, VARIANTS[variant], models, prompts, settings)
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
@@ -187,7 +187,7 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
 
 
 def check_memory(load: Load, engines: int) -> None:
-    """Raises PeerError where this machine's free memory does not hold all trainers, which would have to wait for the disk."""
+    """Raises PeerError if all trainers together need more than the free memory: swapping would slow TRL down."""
     size, free = load.size, free_bytes(load.device)
     # TRL's PPO and GRPO: four and three networks, and three copies of the logits of a whole batch with its prompts.
     theirs = 4 * (7 * size.parameters + 3 * load.batch * load.context * size.vocab)
@@ -196,7 +196,7 @@ def check_memory(load: Load, engines: int) -> None:
         raise PeerError(f"{load.name}: all trainers together need about {needed / GB:.0f} GB, {free / GB:.0f} are free.")
 
 
-def ours_of(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+def engine_lines(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
     """Name, variant, models and PPO settings of each of the engine's lines."""
     if load.model is None:
         own = build_models(load.size, scratch, load.lengths.seed)

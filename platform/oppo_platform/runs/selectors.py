@@ -176,16 +176,18 @@ def summaries() -> QuerySet[Run]:
 def full_summaries() -> QuerySet[Run]:
     """The same with the large columns."""
     runs = _with_summary_fields(settings.OPPO_NODE_FRESH_S).all()
-    runs.query.annotations = {name: _copied(expression) for name, expression in runs.query.annotations.items()}
+    runs.query.annotations = {name: _copy_annotation(expression) for name, expression in runs.query.annotations.items()}
     return runs
 
 
-def _copied(expression: Any) -> Any:
+def _copy_annotation(expression: Any) -> Any:
     """An annotation with subqueries of its own: compiling one changes it, and requests are answered in threads."""
     copied = expression.copy()  # of a subquery with its query
     if not isinstance(copied, Subquery):
         sources = copied.get_source_expressions()
-        copied.set_source_expressions([_copied(each) if isinstance(each, (Func, Subquery)) else each for each in sources])
+        copied.set_source_expressions(
+            [_copy_annotation(each) if isinstance(each, (Func, Subquery)) else each for each in sources]
+        )
     return copied
 
 
@@ -194,7 +196,7 @@ def _with_summary_fields(fresh_s: float) -> QuerySet[Run]:
     """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts.
 
     `saved_step` is the step of `attempts.latest_checkpoint`; `lost_contact_at` the last heartbeat of the node that
-    has been silent longest, if that was more than `fresh_s` seconds ago. Kept, because Django takes as long to resolve these
+    has been silent longest, if that was more than `fresh_s` seconds ago. Cached, because Django takes as long to resolve these
     annotations as to compile and run the query.
     """
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}

@@ -53,7 +53,7 @@ def subqueries(expression):
     return [query for source in expression.get_source_expressions() if source is not None for query in subqueries(source)]
 
 
-def test_requests_share_no_query_of_the_annotations_that_a_process_keeps(world):
+def test_requests_share_no_subquery_of_the_cached_annotations(world):
     """Compiling a query changes it, and requests are answered in threads."""
     world.submit()
     runs = [full_summaries(), full_summaries()]
