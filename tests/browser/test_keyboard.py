@@ -104,6 +104,29 @@ def test_pinned_charts_are_moved_drawn_large_and_unpinned(charts):
     expect(names.nth(-2)).to_have_text("timing_s/step")
 
 
+def test_a_pinned_charts_menu_stays_open_while_a_late_save_is_answered(charts):
+    """The answer holds what the page already shows, so nothing is drawn anew under the user's hands."""
+    page, held = charts, []
+    pin_from_search(page, "actor/entropy")
+    expect(page.locator(".toast")).to_contain_text("pinned")
+    page.route(re.compile(r"/projects/\d+/charts$"), lambda route: held.append(route))
+    pin_from_search(page, "actor/pg_clipfrac")
+    tab_to(page, "#pinned-new", key="Shift+Tab")
+    press(page, "#pinned-charts summary", "Actions for actor/pg_clipfrac")
+    tab_to(page, ".menu-body button", "Move left")
+    with page.expect_response(re.compile(r"/projects/\d+/charts$")):
+        held[0].continue_()
+    expect(page.locator(".toast", has_text="actor/pg_clipfrac pinned")).to_be_visible()
+    assert page.evaluate(FOCUSED, [".menu-body button", "Move left"])
+
+
+def test_a_charts_menu_is_filled_before_the_next_key(charts):
+    """Read in the same task as the click: the browser fires `toggle` only in a later one, which a fast Tab comes before."""
+    entries = "(summary) => { summary.click(); return [...summary.nextSibling.children].map((node) => node.textContent); }"
+    first = charts.locator("#metric-groups summary[aria-label]").first
+    assert first.evaluate(entries) == ["Pin", "Full screen", "Logarithmic axis"]
+
+
 def test_a_run_is_submitted_and_its_name_changed(visit, platform):
     page = visit().page
     page.goto("/runs/new")

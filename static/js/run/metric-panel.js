@@ -94,17 +94,14 @@ function figureAt({ x, y }, place) {
   const i = place === null ? y.findLastIndex(f.known) : last;
   return i < 0 ? f.NONE : f.figure(y[i]);
 }
-/* `menu()` → [[label, action], …], asked when the menu is opened. */
+/* `menu()` → [[label, action], …], asked when the summary is clicked, also by a key: `toggle` comes only after the menu is open, and
+   a Tab in between would pass an empty menu. */
 function menuButton(title, menu) {
   const body = el("div", { class: "menu-body" });
   const fill = () =>
     body.replaceChildren(
       ...menu().map(([label, onclick]) => el("button", { class: "btn btn-small", type: "button", onclick }, label)),
     );
-  return el(
-    "details",
-    { class: "menu menu-end menu-more", ontoggle: (e) => e.target.open && fill() },
-    el("summary", { class: "btn btn-quiet btn-icon btn-small", "aria-label": `Actions for ${title}` }, icon("more")),
-    body,
-  );
+  const button = { class: "btn btn-quiet btn-icon btn-small", "aria-label": `Actions for ${title}`, onclick: fill };
+  return el("details", { class: "menu menu-end menu-more" }, el("summary", button, icon("more")), body);
 }

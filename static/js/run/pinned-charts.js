@@ -7,6 +7,9 @@ import { metricPanel, titleOf } from "./metric-panel.js";
 const MOST = 60;
 const $ = (id) => document.getElementById(id);
 const grid = $("pinned-charts");
+/* A layout as text, its fields in one order: PostgreSQL's jsonb returns them in another. */
+const FIELDS = ["project", "charts", "title", "keys", "log", "own", "shared", "may_share"];
+const asText = (layout) => JSON.stringify(layout, FIELDS);
 
 /* `host`: { view, columns, drawer, keys(), openFull(charts, i) } */
 export function pinnedCharts(host) {
@@ -32,6 +35,7 @@ export function pinnedCharts(host) {
     ].filter(Boolean);
   };
   function show() {
+    const focused = panels.findIndex(({ node }) => node.contains(document.activeElement));
     panels.forEach(host.drawer.forget);
     panels = layout.charts.map((chart) => {
       const panel = metricPanel(chart, { view: host.view, columns: host.columns, menu: () => menuOf(panel)() });
@@ -40,6 +44,7 @@ export function pinnedCharts(host) {
     });
     grid.replaceChildren(...panels.map((panel) => panel.node));
     panels.forEach(host.drawer.watch);
+    if (focused >= 0) (panels[focused]?.node.querySelector("summary") || $("pinned-new")).focus();
     $("pinned-none").hidden = panels.length > 0;
     setText($("pinned-whose"), !panels.length ? "" : layout.own ? "only for you" : "for everyone in the project");
     $("pinned-share").hidden = !(layout.own && layout.may_share);
@@ -58,7 +63,7 @@ export function pinnedCharts(host) {
         toast(`Not saved: ${e.message}`);
       }
       saving -= 1;
-      if (!saving && JSON.stringify(stored) !== JSON.stringify(layout)) {
+      if (!saving && asText(stored) !== asText(layout)) {
         layout = stored;
         show();
       }
