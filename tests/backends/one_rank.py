@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import itertools
 import json
+import math
 import socket
 import sys
 import time
@@ -80,16 +82,17 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     out = world / case["name"]
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
-    resume = world / case["resume"] if case["resume"] else None
+    resume = checkpoint_at(world / case["resume"]) if case["resume"] else None
     changes = verify(resume, spec) if resume is not None else []
     engine = assemble(spec, [world], out, journal, 1, resume, ranks)
     if resume is not None:
         restore(engine, resume, changes)
     before = {name: weight.clone() for name, weight in weights(engine).items()}
-    fault = ""
+    fault, chunks = "", itertools.count(1)
+    stop = math.inf if case["stop"] is None or ranks.rank != 1 else case["stop"]
     with recorded_metrics() as steps, received_scores() as received, case_fault(case, ranks):
         try:
-            train(engine, lambda: False)
+            train(engine, lambda: engine.batch is not None and next(chunks) >= stop)
         except NonFiniteError as error:
             fault = str(error)
     after = weights(engine)
@@ -102,6 +105,12 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     if dist.is_initialized() and "deepspeed" not in sys.modules:  # DeepSpeed keeps the group of its first engine
         dist.destroy_process_group()
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
+
+
+def checkpoint_at(path: Path) -> Path:
+    """The checkpoint `path`, or the newest of the run `path`."""
+    checkpoints = path / "checkpoints"
+    return max(checkpoints.iterdir()) if checkpoints.is_dir() else path
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

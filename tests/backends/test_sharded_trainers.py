@@ -22,6 +22,8 @@ GROUPS: Tree = {
     "models": {"critic": "actor"},
 }
 HALF = f"checkpoints/step-{STEPS // 2:08d}"
+SHORT_CHUNKS: Tree = merged(DEFER, {"overlap": {"chunk": {"size": 3}}})
+STOPS = (2, 7, 12)  # chunks of unfinished steps, since the start of the run
 TAIL: Tree = {"overlap": {"inter_step": "tail_batch"}}
 WAYS = {"defer": DEFER, "groups": merged(DEFER, GROUPS), "tail": merged(DEFER, TAIL)}
 
@@ -36,7 +38,9 @@ def listed(reward_url: str) -> list[dict[str, object]]:
     runs = [case(f"{way}-1", plain, changes, nodes=1) for way, changes in ways.items()]
     runs += [case(f"{way}-{ranks}", sharded, changes, nodes=ranks) for way, changes in ways.items() for ranks in (2, 3)]
     runs += [case(f"{a}-then-{b}", sharded, DEFER, nodes=b, resume=f"defer-{a}/{HALF}") for a, b in ((2, 3), (3, 2))]
-    return [*runs, case("3-then-1", plain, DEFER, nodes=1, resume=f"defer-3/{HALF}")]
+    runs.append(case("3-then-1", plain, DEFER, nodes=1, resume=f"defer-3/{HALF}"))
+    runs += [case(f"stopped-{stop}", sharded, SHORT_CHUNKS, nodes=2, stop=stop) for stop in STOPS]
+    return [*runs, *(case(f"stopped-{stop}-then-3", sharded, DEFER, nodes=3, resume=f"stopped-{stop}") for stop in STOPS)]
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,15 @@ def test_another_number_of_ranks_resumes_with_the_same_result(runs: Runs, name: 
         expected = runs.result("defer-1")["steps"][STEPS // 2 :]
         assert [close(1e-9)(step) for step in expected] == runs.result(name, rank)["steps"]
     assert_alike(runs, name, "defer-1", 1e-9, range(ranks))
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_run_that_was_stopped_within_a_streamed_step_is_resumed_with_the_same_result(runs: Runs, stop: int) -> None:
+    """Scores and prefixes that were streamed to the sharded scorers are streamed again, to other ranks."""
+    (newest,) = sorted((runs.world / f"stopped-{stop}" / "checkpoints").iterdir())[-1:]
+    assert "-chunk-" in newest.name
+    for rank in range(3):
+        resumed = runs.result(f"stopped-{stop}-then-3", rank)["steps"]
+        expected = runs.result("defer-1")["steps"]
+        assert [close(1e-9)(step) for step in expected[len(expected) - len(resumed) :]] == resumed
+    assert_alike(runs, f"stopped-{stop}-then-3", "defer-1", 1e-9, range(3))

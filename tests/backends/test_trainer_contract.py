@@ -80,8 +80,16 @@ def merged(base: Tree, *changes: Tree) -> Tree:
     return result
 
 
-def case(name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str = "", fault: int | None = None) -> dict[str, Any]:
-    """A run of three steps."""
+def case(
+    name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str = "", fault: int | None = None, stop: int | None = None
+) -> dict[str, Any]:
+    """A run of three steps.
+
+    Args:
+        resume: a checkpoint, or a run whose newest checkpoint is meant.
+        fault: the step in which rank 1's policy loss is not a number.
+        stop: the chunk of an unfinished step after which rank 1 is asked to stop.
+    """
     base: Tree = {
         "name": name, "seed": 3, "steps": 3, "data": {"prompts": "prompts.jsonl"}, "training": backend,
         "models": {"actor": {"path": "actor"}, "reward": {"model": {"path": "reward"}}, "critic": "reward"},
@@ -91,7 +99,7 @@ def case(name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str =
         "resources": {"nodes": nodes, "devices": nodes, "kind": "cpu", "longest_silence_s": 60},
         "checkpoints": {"every_steps": 2},
     }  # fmt: skip
-    return {"name": name, "spec": merged(base, *changes), "resume": resume, "fault": fault}
+    return {"name": name, "spec": merged(base, *changes), "resume": resume, "fault": fault, "stop": stop}
 
 
 def cases(backends: list[str]) -> list[dict[str, Any]]:
