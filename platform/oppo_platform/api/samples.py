@@ -38,7 +38,9 @@ Sort = Literal[
 router = Router()
 SampleId = Annotated[int, Path(description="The answer's number, from the run's list of samples.")]
 EXCERPT = "Cuts prompt and answer to about this many characters, from shortly before the first match; 0: uncut."
-EXCERPT_START = "With `excerpt`: the place in the response, in characters, where its excerpt starts; null if the response is whole."
+EXCERPT_START = (
+    "With `excerpt`: the place in the response, in characters, where its excerpt starts; null if the response is whole."
+)
 
 
 class SampleQuery(Schema):

@@ -107,7 +107,7 @@ def cut_texts(item: dict[str, Any], length: int, words: list[str]) -> dict[str, 
 
 
 def _excerpt(text: str, length: int, words: list[str]) -> tuple[str, int | None]:
-    """About `length` characters around the first search hit, with dots where text is left out; where they start, None if whole."""
+    """About `length` characters around the first search hit, dots where text is left out; and their start, None if whole."""
     if len(text) <= length:
         return text, None
     low = text.lower()
