@@ -227,3 +227,34 @@ def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
             expect(page.locator(place)).to_contain_text(f"twins #{run_id}")
     page.goto(f"/runs/{twins[1]}")
     expect(page.locator("h1")).to_have_text(f"twins #{twins[1]}")
+    page.goto(f"/runs/new?from={twins[1]}")
+    expect(page.locator(".page-head")).to_contain_text(f"forked from twins #{twins[1]}")
+
+
+def test_dialogs_tell_runs_of_one_name_apart(visit, platform):
+    twins = [platform.trained("gemini", steps=6), platform.trained("gemini", steps=6)]
+    labels = [f"gemini #{run_id}" for run_id in twins]
+    visitor = visit()
+    page = visitor.page
+    page.goto("/runs?q=gemini")
+    for label in labels:
+        page.check(f"[aria-label='Select {label}']")
+    page.click("[data-bulk=delete]")
+    expect(page.locator("#bulk-words")).to_contain_text(f"{labels[1]}, {labels[0]}: they move to the team’s trash")
+    visitor.expects("409")  # a browser logs the status of a request itself
+    refusal = {"status": 409, "json": {"code": "conflict", "detail": "Not now."}}
+    page.route(f"**/api/v1/runs/{twins[0]}", lambda route: route.fulfill(**refusal))
+    page.click("#bulk-confirm")
+    expect(page.locator("#bulk-status li")).to_have_text(f"{labels[0]}: Not now.")
+    page.goto(f"/runs/{twins[1]}")
+    expect(page.locator("h1")).to_have_text(labels[1])
+    expect(page.locator("h2 >> text=In trash")).to_be_visible()
+
+    held = platform.submit("gemini", steps=20)
+    platform.start(held)
+    page.goto("/queue")
+    expect(page.locator(".gang")).to_contain_text(f"gemini#{held}")
+    assert faults(page) == []
+    page.goto(f"/runs/{held}")
+    page.click("[data-wish=cancel]")
+    expect(page.locator("#wish-title")).to_have_text(f"Cancel gemini #{held}?")
