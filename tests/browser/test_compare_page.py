@@ -90,6 +90,35 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     expect(page.locator(".pick[aria-pressed=true]")).to_have_count(1)
 
 
+def test_every_run_and_group_has_a_colour_or_a_pattern_of_its_own(visit, nine_runs):
+    from oppo_platform.pages.templatetags.oppo_format import run_colour, run_pattern
+
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&x=step&smooth=0")
+    page.wait_for_selector("#plot-reward .main-svg")
+    expect(page.locator("#tokens .token")).to_have_count(9)
+    look = "nodes => nodes.map((node) => `${node.dataset.run} ${node.dataset.pattern}`)"
+    tokens = page.eval_on_selector_all("#tokens .token", look)
+    assert len(set(tokens)) == 9
+    assert page.eval_on_selector_all("#figures .swatch-line", look) == tokens
+    assert page.eval_on_selector_all("#diff-head .swatch-line", look) == tokens
+    lines = "document.getElementById('plot-reward').data.filter((t) => t.meta && t.mode === 'lines')"
+    drawn = page.evaluate(f"() => {lines}.map((t) => `${{t.line.color}} ${{t.line.dash}}`)")
+    assert len(set(drawn)) == 9
+    assert tokens[0] == f"{run_colour(nine_runs[0])} {run_pattern(nine_runs[0])}", "as in the list of runs, unless taken"
+    many = """async () => {
+      const { runColours } = await import("/static/js/compare/runs.js");
+      const { entries } = await import("/static/js/compare/curves.js");
+      const { runColour } = await import("/static/js/core/dom.js");
+      const ids = [...Array(24).keys()].map((i) => 5 * i + 2);
+      const groups = ids.map((id) => ({ value: "a", runs: [id], reached: 0 }));
+      const looks = entries({ groups }, null).map((e) => `${runColour(e.colour)} ${e.dash}`);
+      const distinct = (ids) => new Set(runColours(ids).values()).size;
+      return [distinct(ids), new Set(looks).size, distinct([1, 9, 17]), Math.max(...runColours([1, 9, 17]).values())];
+    }"""
+    assert page.evaluate(many) == [24, 24, 3, 3]
+
+
 def test_the_zoom_is_in_the_address(visit, two_runs):
     page = visit().page
     page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")

@@ -42,7 +42,7 @@ function traces(name, drawn, v) {
       data.push({ ...line({ x: c.x, y: c.raw }, 0.75, T.fade(colour, 0.25)), hoverinfo: "skip" });
     const width = faint ? 1 : c.entry.key === picked ? 3 : 2;
     const own = {
-      ...line(c, width, faint ? T.fade(colour, 0.25) : colour, v.many ? {} : { dash: DASHES[c.entry.dash] }),
+      ...line(c, width, faint ? T.fade(colour, 0.25) : colour, { dash: DASHES[c.entry.dash] }),
       name: titled(c.entry),
       meta: c.entry.key,
       showlegend: !faint,

@@ -2,7 +2,7 @@
      promptCard(prompt, { columns, labels, colours, heldOut, several, marks, pieces }) → element
    `labels`: a heading of each column; `colours`: that of each column's run; `pieces`: search hits to mark. `marks`: how words are
    marked that differ from the response on the left: "new", "removed" (these too), or "none". */
-import { el } from "../core/dom.js";
+import { el, runMark } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { marked } from "../core/highlight.js";
 import { sampleCard } from "../run/sample-card.js";
@@ -46,7 +46,7 @@ function cell(s, left, label, colour, view, ranged) {
   const heading = s ? el("a", { href: `/runs/${s.run}/samples?open=${s.id}` }, label) : label;
   return el(
     "section",
-    { class: "response", "data-run": colour },
+    { class: "response", ...(colour && runMark(colour)) },
     el("h3", {}, heading),
     s ? facts(s, left, ranged) : el("p", { class: "note" }, "No response recorded."),
     note ? el("p", { class: "note" }, note) : null,
