@@ -119,6 +119,46 @@ def test_every_run_and_group_has_a_colour_or_a_pattern_of_its_own(visit, nine_ru
     assert page.evaluate(many) == [24, 24, 3, 3]
 
 
+def test_the_ten_highest_of_many_runs_are_those_at_the_end_of_their_curves(visit, two_runs):
+    page = visit().page
+    page.goto("/compare")
+    ranked = """async (picked) => {
+      const { values } = await import("/static/js/compare/tables.js");
+      const ids = [...Array(12).keys()];
+      // the later a run in this order, the higher its end and the lower its beginning; each ends at another step
+      const shown = ids.map((id) => ({ x: [0, 5 + id], y: [100 - id, id] }));
+      const other = { shown: ids.map(() => ({ x: [], y: [] })) };
+      const entries = ids.map((id) => ({ key: id, label: `run ${id}`, colour: 1, dash: 0, ids: [id] }));
+      const v = { entries, view: { picked, charts: [] }, drawn: { reward: { shown }, kl: other, bubble: other } };
+      const rows = (x) => {
+        values({ ...v, axis: { write: String } }, x);
+        return [...document.querySelectorAll("#values tr")].map((row) => row.cells[0].textContent);
+      };
+      return [rows(null), rows(0), document.getElementById("cursor-at").textContent];
+    }"""
+    at_end, at_start, told = page.evaluate(ranked, None)
+    assert at_end == [f"run {n}" for n in range(11, 1, -1)]
+    assert at_start == [f"run {n}" for n in range(10)]
+    assert told == "at 0, the 10 highest of 12"
+    assert page.evaluate(ranked, 0)[0] == ["run 0", *(f"run {n}" for n in range(11, 2, -1))]
+
+
+APART = """() => {
+  const boxes = [...document.querySelectorAll("#plot-reward .annotation-text")].map((node) => node.getBoundingClientRect());
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return [boxes.length, boxes.some((a, i) => boxes.some((b, k) => k > i && meet(a, b)))];
+}"""
+
+
+@pytest.mark.parametrize("target", ["0.2", "0.5", "1.4"])
+def test_the_labels_of_drop_lines_do_not_overlap(visit, nine_runs, target):
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs[:8]))}&x=step&target={target}")
+    page.wait_for_selector("#plot-reward .annotation-text")
+    reached = page.locator("#figures tr td:nth-child(3)").evaluate_all("cells => cells.filter((c) => c.textContent !== '–').length")
+    assert page.evaluate(APART) == [1 + reached, False], "the label of the target, and one for each run that reaches it"
+
+
 def test_the_zoom_is_in_the_address(visit, two_runs):
     page = visit().page
     page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")

@@ -217,6 +217,29 @@ def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
     expect(page.locator("#filter-wrong")).to_contain_text("size")
 
 
+@pytest.mark.parametrize("width", [1024, 390])
+def test_every_column_of_the_runs_table_is_reached_on_a_smaller_screen(visit, two_runs, width):
+    visitor = visit(viewport={"width": width, "height": 800})
+    page = visitor.page
+    page.goto("/runs")
+    wrap, row = page.locator(".table-wrap:has(#rows)"), page.locator(f"#run-{two_runs[0]}")
+    page.wait_for_selector(f"#run-{two_runs[0]}")
+    visitor.fits()
+    edge = wrap.bounding_box()
+    hidden = row.locator("td:visible").last.bounding_box()["x"] >= edge["x"] + edge["width"]
+    assert hidden == (width == 1024), "a phone has one column, a card for each run"
+    assert hidden == (wrap.get_attribute("tabindex") is not None), "a table that scrolls can be focused"
+    if hidden:
+        expect(wrap).to_have_accessible_name("Runs, scrolls sideways")
+        strip = {"x": edge["x"] + edge["width"] - 14, "y": row.bounding_box()["y"] + 2, "width": 12, "height": 4}
+        shaded = page.screenshot(clip=strip)
+        wrap.evaluate("node => { node.style.background = getComputedStyle(node).backgroundColor; }")
+        assert page.screenshot(clip=strip) != shaded, "a shadow shows that the table goes on"
+    for cell in row.locator("td:visible").all():
+        cell.scroll_into_view_if_needed()
+        expect(cell).to_be_in_viewport(ratio=0.9)
+
+
 def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
     twins = [platform.trained("twins", steps=6), platform.trained("twins", steps=6)]
     page = visit().page

@@ -263,6 +263,34 @@ def test_pages_that_do_not_exist_keep_the_navigation(visit, platform):
     assert out.page.locator(".rail").count() == 0
 
 
+def test_a_page_that_is_not_allowed_keeps_the_navigation(visit, platform):
+    from oppo_platform.accounts.models import Membership
+
+    visitor = visit()
+    visitor.expects("403")
+    page = visitor.page
+    Membership.objects.filter(user=platform.user).update(role="viewer")
+    try:
+        reply = page.goto(f"/teams/{platform.project.team_id}/audit")
+    finally:
+        Membership.objects.filter(user=platform.user).update(role="owner")
+    assert reply.status == 403
+    expect(page.locator("h1")).to_have_text("Your role does not allow this")
+    assert faults(page) == []
+    page.click(".rail >> text=Queue")
+    page.wait_for_url("**/queue")
+
+
+def test_the_page_of_mail_addresses_is_one_of_the_platform(visit, platform):
+    page = visit().page
+    page.goto("/accounts/email/")
+    expect(page.locator(".rail")).to_be_visible()
+    expect(page.locator("main .card h1")).to_have_count(1)
+    for button in page.locator("main button").all():
+        expect(button).to_have_css("cursor", "pointer")
+    expect(page.locator("main input[type=email]")).to_have_css("height", "34px")
+
+
 def test_a_viewer_is_not_offered_to_submit(visit, platform):
     from oppo_platform.accounts.models import Membership
 

@@ -121,11 +121,11 @@ function target(layout, drawn, v) {
   });
   layout.annotations.push({
     xref: "paper",
-    x: 0,
+    x: 1, // curves that reach the target at once have the labels of their drop lines on the left
     y: goal,
     text: `target ${f.figure(goal)}`,
     showarrow: false,
-    xanchor: "left",
+    xanchor: "right",
     yanchor: "bottom",
     font: { size: 11, color: T.css("--text-3") },
   });
