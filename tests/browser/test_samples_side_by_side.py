@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser import screenshots
 from tests.browser.conftest import spec_data
 from tests.browser.story import SCRIPT
 from tests.browser.test_pages import faults
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).parents[2]
 EVALUATED_AT = (0, 2, 4, 6)
 PROMPTS = ("the sea", "the harbour", "the storm")
 
@@ -214,6 +216,25 @@ def test_newer_samples_are_loaded_on_request(visit, platform):
     page.click("#fresh >> text=Newer samples: reload")
     expect(page.locator("#steps .token").last).to_have_text("step 8×")
     expect(page.locator("#fresh")).to_be_hidden()
+
+
+@pytest.mark.full
+def test_pictures_are_taken_of_every_page(chromium, platform, two_runs, evaluated_runs, tmp_path, monkeypatch):
+    from oppo_contract.spec import load_spec
+    from oppo_platform.runs.models import Run
+    from oppo_platform.usecases.check_spec import ClusterView
+    from oppo_platform.usecases.run_plan import plan_run
+
+    run = Run.objects.get(pk=two_runs[0])
+    run.plan = plan_run(load_spec(run.spec), {}, ClusterView(), platform.project.team_id)
+    run.save(update_fields=["plan"])
+    monkeypatch.setattr(screenshots, "SHAPES", {"-dark": screenshots.SHAPES["-dark"]})
+    platform.fleet.beat()
+    screenshots.shoot(chromium, platform.web.url, platform.login_path(), tmp_path)
+    names = {path.name.removesuffix("-dark.png") for path in tmp_path.iterdir()}
+    in_docs = {path.name.removesuffix("-dark.png") for path in (ROOT / "docs" / "img").glob("*-dark.png")}
+    assert in_docs | {"palette", "compare-samples", "plan-and-actual"} <= names
+    assert set(screenshots.addresses([])) == {"first-run", "alerts", "queue"}
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
