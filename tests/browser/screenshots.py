@@ -24,7 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "-narrow": {"viewport": {"width": 390, "height": 860}, "color_scheme": "light"},
 }
 # Pictures of a page further down, with what is scrolled to; and after a key, with what it opens.
-SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": "#h-plan"}
+SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": ".plan-review tr:last-child"}
 OPENED = {"palette": ("Control+k", "dialog.palette[open]")}
 
 

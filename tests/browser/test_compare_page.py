@@ -155,7 +155,9 @@ def test_the_labels_of_drop_lines_do_not_overlap(visit, nine_runs, target):
     page = visit().page
     page.goto(f"/compare?runs={','.join(map(str, nine_runs[:8]))}&x=step&target={target}")
     page.wait_for_selector("#plot-reward .annotation-text")
-    reached = page.locator("#figures tr td:nth-child(3)").evaluate_all("cells => cells.filter((c) => c.textContent !== '–').length")
+    reached = page.locator("#figures tr td:nth-child(3)").evaluate_all(
+        "cells => cells.filter((c) => c.textContent !== '–').length"
+    )
     assert page.evaluate(APART) == [1 + reached, False], "the label of the target, and one for each run that reaches it"
 
 
