@@ -221,7 +221,7 @@ def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
 def test_every_column_of_the_runs_table_is_reached_on_a_smaller_screen(visit, two_runs, width):
     visitor = visit(viewport={"width": width, "height": 800})
     page = visitor.page
-    page.goto("/runs")
+    page.goto(f"/runs?q=%23{two_runs[0]}")
     wrap, row = page.locator(".table-wrap:has(#rows)"), page.locator(f"#run-{two_runs[0]}")
     page.wait_for_selector(f"#run-{two_runs[0]}")
     visitor.fits()
