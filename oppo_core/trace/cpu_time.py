@@ -32,14 +32,16 @@ class CpuTime:
     def take(self) -> dict[str, float]:
         """Metrics `perf/cpu_s`: CPU seconds since the last call; `perf/rss_gb`, `perf/max_rss_gb`: resident now and at most.
 
-        In GB; the peak is the sum of each process's own, which only Linux reports.
+        In GB. The peak is the sum of each process's own. Only Linux tells it, and which memory is shared: that counts once.
         """
         before, self._before = self._before, self._total()
         metrics = {"perf/cpu_s": max(0.0, self._before - before)}
         if self._memory and self._process is not None:
-            metrics["perf/rss_gb"] = self._sum(lambda process: process.memory_info().rss) / GB
-            if peak := self._sum(lambda process: peak_rss(process.pid)):
-                metrics["perf/max_rss_gb"] = peak / GB
+            shared = self._each(lambda process: status_bytes(process.pid, "RssShmem"))
+            twice = sum(shared) - max(shared)
+            metrics["perf/rss_gb"] = (sum(self._each(lambda process: process.memory_info().rss)) - twice) / GB
+            if peaks := sum(self._each(lambda process: status_bytes(process.pid, "VmHWM"))):
+                metrics["perf/max_rss_gb"] = (peaks - twice) / GB
         return metrics
 
     def _total(self) -> float:
@@ -47,22 +49,22 @@ class CpuTime:
             times = process.cpu_times()
             return float(times.user + times.system + times.children_user + times.children_system)
 
-        return sum(os.times()[:4]) if self._process is None else self._sum(cpu_s)
+        return sum(os.times()[:4]) if self._process is None else sum(self._each(cpu_s))
 
-    def _sum(self, read: Callable[[psutil.Process], float]) -> float:
-        """Sum over this process and its descendants. One that has just ended is skipped: its parent's times include it."""
+    def _each(self, read: Callable[[psutil.Process], float]) -> list[float]:
+        """Of this process and its descendants. One that has just ended is skipped: its parent's times include it."""
         assert self._process is not None
-        total = 0.0
+        values = []
         for process in (self._process, *self._process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                total += read(process)
-        return total
+                values.append(read(process))
+        return values
 
 
-def peak_rss(pid: int) -> int:
-    """Peak resident memory of a process, bytes: VmHWM of Linux; 0 where it cannot be read."""
+def status_bytes(pid: int, name: str) -> int:
+    """A size in Linux's /proc/PID/status in bytes, such as VmHWM (peak resident memory); 0 where it cannot be read."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return 1024 * int(line.split()[1])
     return 0

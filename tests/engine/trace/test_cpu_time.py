@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
-from oppo_core.trace.cpu_time import CpuTime, peak_rss
+from oppo_core.trace.cpu_time import CpuTime, status_bytes
 
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint('done', flush=True)\nimport sys; sys.stdin.read()"
 
@@ -38,8 +40,27 @@ def test_peak_memory_stays_when_it_is_released() -> None:
         assert after["perf/max_rss_gb"] >= before["perf/max_rss_gb"] + 0.2
         assert after["perf/rss_gb"] < before["perf/rss_gb"] + 0.1
         child.kill()
-    assert peak_rss(2**31 - 1) == 0, "no such process"
+    assert status_bytes(2**31 - 1, "VmHWM") == 0, "no such process"
     assert "perf/max_rss_gb" not in CpuTime().take()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which memory is shared")
+def test_memory_that_processes_share_counts_once() -> None:
+    """As the actor's frozen weights, which the reference in the scorers' process reads too."""
+    measured = CpuTime(memory=True)
+    size = 200 * 10**6
+    hold = "import mmap, sys\nheld = mmap.mmap(sys.stdin.fileno(), 0)\nsum(held[::4096])\nprint('done', flush=True)\nimport time; time.sleep(60)"
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as shared:
+            shared[:] = b"1" * size
+            before = measured.take()
+            with subprocess.Popen([sys.executable, "-c", hold], stdin=file, stdout=subprocess.PIPE, text=True) as child:
+                assert child.stdout is not None
+                child.stdout.readline()
+                assert status_bytes(child.pid, "RssShmem") >= size
+                assert measured.take()["perf/rss_gb"] == pytest.approx(before["perf/rss_gb"] + 0.015, abs=0.05)
+                child.kill()
 
 
 def test_cpu_seconds_of_children_count_once() -> None:
