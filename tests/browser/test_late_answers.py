@@ -206,6 +206,32 @@ def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, pla
     page.click("text=Keep running")
 
 
+def test_runs_that_are_being_tagged_are_not_cancelled_by_the_next_question(visit, hold, platform):
+    runs = [platform.submit(f"letters tagged {n}", steps=3) for n in range(3)]
+    page = visit().page
+    page.goto("/runs?view=all&q=name:tagged")
+    for run_id in runs:
+        page.check(f"#rows input[value='{run_id}']")
+    held = hold(page, re.compile(r"/runs/\d+/(tags|cancel)$"))
+    page.click("[data-bulk=tag]")
+    page.keyboard.type("slow")
+    page.keyboard.press("Enter")
+    held.come()
+    page.keyboard.press("Enter")  # sent once
+    page.keyboard.press("Escape")
+    page.click("[data-bulk=cancel]")
+    for number in range(3):
+        held.come(number + 1)
+        held.answer(number)
+    page.wait_for_selector(".toast >> text=Tags of 3 runs changed")
+    asked = [(route.request.url.rsplit("/", 2)[1:], route.request.post_data_json) for route in held.routes]
+    assert [path for path, _ in asked] == [[str(run_id), "tags"] for run_id in sorted(runs, reverse=True)]
+    assert all(body == {"add": ["slow"], "remove": []} for _, body in asked)
+    expect(page.locator("#bulk-dialog")).to_be_visible()
+    expect(page.locator("#bulk-title")).to_have_text("Cancel 3 runs?")
+    expect(page.locator("#bulk-confirm")).to_be_enabled()
+
+
 def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platform):
     run_id = platform.submit("letters read", steps=30)
     supervisor, story = platform.start(run_id)
