@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import wait_until
+
 pytestmark = pytest.mark.browser
 
 
@@ -73,10 +75,66 @@ def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform
     card = page.locator(".metric", has=page.locator("[data-key='custom/part_299/value']"))
     expect(card.locator(".reading b")).to_have_text("300")
     supervisor.tell(list(story.tell(3)))
+    newest = "[...document.querySelectorAll('.metric:not([hidden]) .js-plotly-plot')].map((plot) => plot.data[0].x.at(-1))"
+    page.wait_for_function(f"() => {newest}.includes(15)")
     page.fill("#metric-search", "no such [")
     expect(page.locator("#metrics-none")).to_be_visible()
     page.fill("#metric-search", "")
     visitor.fits()
+
+
+NEXT_STEP = """async () => {
+  const { run } = await import("/static/js/run/store.js");
+  run.take({ ...run.summary, step: run.summary.step + 1 });
+}"""
+
+
+def test_a_chart_in_full_screen_is_drawn_although_requests_take_longer_than_a_step(visit, two_runs):
+    page = visit().page
+    held = []
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    page.route(lambda url: "keys=actor%2Fentropy&x=step&max_points=2000" in url, lambda route: held.append(route))
+    opened(page, "actor/entropy").get_by_text("Full screen", exact=True).click()
+    for _ in range(2):
+        wait_until(lambda: page.wait_for_timeout(20) or held, "the chart is not requested", 30)
+        page.evaluate(NEXT_STEP)
+        page.evaluate(NEXT_STEP)
+        assert len(held) == 1, "one request at a time"
+        held.pop().continue_()
+        page.wait_for_selector("dialog.full .main-svg >> nth=0")
+    page.unroute_all(behavior="ignoreErrors")
+
+
+RENEWED = """async () => {
+  const { run } = await import("/static/js/run/store.js");
+  const { metricColumns } = await import("/static/js/run/metric-columns.js");
+  const { panelDrawer } = await import("/static/js/run/panel-drawer.js");
+  const send = window.fetch;
+  let [asked, drawn] = [0, 0];
+  window.fetch = async (url, options) => {
+    if (!url.includes("keys=slow")) return send(url, options);
+    asked += 1;
+    run.take({ ...run.summary, step: run.summary.step + 1 });
+    const body = JSON.stringify({ series: { slow: { step: [1], x: [1], y: [1] } } });
+    return new Response(body, { headers: { "content-type": "application/json" } });
+  };
+  const plot = document.querySelector("h1");
+  const panel = { plot, chart: { keys: ["slow"] }, purge() {}, read() {}, draw: async () => (drawn += 1) };
+  const drawer = panelDrawer(metricColumns({ axis: "step", zoomed: null }, 400), { add() {}, remove() {} });
+  drawer.watch(panel);
+  while (!drawn) await new Promise((done) => setTimeout(done));
+  for (let i = 0; i < 50; i++) await new Promise((done) => setTimeout(done));
+  window.fetch = send;
+  return [asked, drawn];
+}"""
+
+
+def test_charts_are_requested_once_although_every_request_takes_longer_than_a_step(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    assert page.evaluate(RENEWED) == [1, 1]
 
 
 def opened(page, name):

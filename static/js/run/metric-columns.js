@@ -1,5 +1,7 @@
 /* Columns of any metrics of the run, on the chosen axis, fetched when a chart needs them.
-     const columns = metricColumns(view, 400);  await columns.load(["actor/entropy"]);  columns.get("actor/entropy") → {step, x, y, low, high}
+     const columns = metricColumns(view, 400);  await columns.load(["actor/entropy"], step);  columns.get("actor/entropy") → {step, x, y, low, high}
+   `step`: the run's step of which the columns must be at least. A caller keeps to one until all is loaded: while requests take longer
+   than a step, no column would be as new as the run.
    Beyond the number of points, rows merge many steps: `low` and `high` are their extremes. For a zoomed range, finer rows are fetched. */
 import * as api from "../core/api.js";
 import { run } from "./store.js";
@@ -11,7 +13,7 @@ export function metricColumns(view, points) {
   const near = new Map(); // key → { rows, axis, zoom, step }
 
   const isOf = (entry) => Boolean(entry) && entry.axis === view.axis;
-  const isWhole = (key) => isOf(all.get(key)) && all.get(key).step === run.summary.step;
+  const isWhole = (key, step) => isOf(all.get(key)) && all.get(key).step === step;
   function isNear(key) {
     const { rows, step } = all.get(key);
     if (!view.zoomed || !rows.low) return true;
@@ -22,15 +24,14 @@ export function metricColumns(view, points) {
     if (view.zoomed && isOf(entry) && entry.zoom === view.zoomed) return entry.rows;
     return isOf(all.get(key)) ? all.get(key).rows : null;
   }
-  const isFresh = (key) => isWhole(key) && isNear(key);
+  const isFresh = (key, step) => isWhole(key, step) && isNear(key);
 
   async function fetch(keys, range) {
     const { axis } = view;
     const query = { keys: keys.join(","), x: axis, max_points: points, ...range };
     return { axis, series: (await api.get(`runs/${run.id}/metrics`, query)).series };
   }
-  async function loadWhole(keys) {
-    const { step } = run.summary;
+  async function loadWhole(keys, step) {
     const { axis, series } = await fetch(keys, {});
     keys.forEach((key) => all.set(key, { rows: placed(series, key), axis, step }));
   }
@@ -43,10 +44,10 @@ export function metricColumns(view, points) {
     keys.forEach((key) => near.set(key, { rows: placed(series, key), axis, zoom, step }));
   }
   /* Fetches what is missing of the keys, in requests of bounded size. Resolves to the keys that have changed. */
-  async function load(keys) {
-    const whole = keys.filter((key) => !isWhole(key)).slice(0, KEYS_A_REQUEST);
+  async function load(keys, step) {
+    const whole = keys.filter((key) => !isWhole(key, step)).slice(0, KEYS_A_REQUEST);
     if (whole.length) {
-      await loadWhole(whole);
+      await loadWhole(whole, step);
       return whole;
     }
     const finer = keys.filter((key) => !isNear(key)).slice(0, KEYS_A_REQUEST);
