@@ -206,6 +206,49 @@ def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, pla
     page.click("text=Keep running")
 
 
+def test_a_remedy_does_not_take_back_yaml_that_is_being_checked(visit, hold, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    page.click("[data-view=yaml]")
+    text = re.sub(r"micro_batch_tokens: \d+", "micro_batch_tokens: 65536", page.input_value("#yaml"))
+    text = re.sub(r"batch_size: \d+", "batch_size: 64", text)
+    page.fill("#yaml", text)
+    use = page.locator(".plan-remedy").get_by_role("button", name="Use this")
+    expect(use).to_be_visible()
+    held = hold(page, "**/runs/validate")
+    newer = re.sub(r"^steps: \d+$", "steps: 7", text, flags=re.MULTILINE)
+    page.fill("#yaml", newer)
+    use.click()
+    held.come()
+    held.answer(0)
+    expect(page.locator("#yaml")).to_have_value(newer)
+    held.open()
+    use.click()
+    expect(use).to_have_count(0)
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 7$", re.MULTILINE))
+
+
+def test_device_hours_of_a_running_state_do_not_replace_those_of_its_end(visit, hold, platform):
+    run_id = platform.submit("letters counted", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit().page
+    held = hold(page, "**/usage")
+    page.goto(f"/runs/{run_id}")
+    held.come()
+    reply = held.routes[0].fetch()
+    supervisor.end("failed", "It was stopped.")
+    held.come(2)
+    for number, hours in ((1, 7), (0, 5)):
+        route = held.routes[number]
+        with page.expect_event("requestfinished", lambda request, route=route: request == route.request):
+            route.fulfill(response=reply, json={**reply.json(), "device_hours": hours, "devices": 0})
+        page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+        expect(page.locator("#run [data-part=cost]")).to_have_text(" · 7.00 device-hours")
+    held.waiting.clear()
+
+
 def test_runs_that_are_being_tagged_are_not_cancelled_by_the_next_question(visit, hold, platform):
     runs = [platform.submit(f"letters tagged {n}", steps=3) for n in range(3)]
     page = visit().page
