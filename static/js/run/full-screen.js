@@ -43,7 +43,9 @@ export function fullScreen(charts, first, view) {
   async function loadAndDraw(shown) {
     const { step } = run.summary;
     while ((await columns.load(shown.chart.keys, step)).length);
-    if (shown === panel && box.open) await panel.draw();
+    if (shown !== panel || !box.open) return;
+    await shown.draw();
+    shown.read(null);
   }
   const button = (label, sign, by) =>
     el("button", { class: "btn btn-icon", type: "button", "aria-label": label, onclick: () => show(at + by) }, sign);

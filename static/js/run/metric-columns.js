@@ -1,5 +1,6 @@
 /* Columns of any metrics of the run, on the chosen axis, fetched when a chart needs them.
      const columns = metricColumns(view, 400);  await columns.load(["actor/entropy"], step);  columns.get("actor/entropy") → {step, x, y, low, high}
+     columns.whole("actor/entropy")   the whole run's also while a range is zoomed
    `step`: the run's step of which the columns must be at least. A caller keeps to one until all is loaded: while requests take longer
    than a step, no column would be as new as the run.
    Beyond the number of points, rows merge many steps: `low` and `high` are their extremes. For a zoomed range, finer rows are fetched. */
@@ -19,10 +20,10 @@ export function metricColumns(view, points) {
     if (!view.zoomed || !rows.low) return true;
     return isOf(near.get(key)) && near.get(key).zoom === view.zoomed && near.get(key).step === step;
   }
+  const whole = (key) => (isOf(all.get(key)) ? all.get(key).rows : null);
   function get(key) {
     const entry = near.get(key);
-    if (view.zoomed && isOf(entry) && entry.zoom === view.zoomed) return entry.rows;
-    return isOf(all.get(key)) ? all.get(key).rows : null;
+    return view.zoomed && isOf(entry) && entry.zoom === view.zoomed ? entry.rows : whole(key);
   }
   const isFresh = (key, step) => isWhole(key, step) && isNear(key);
 
@@ -45,16 +46,16 @@ export function metricColumns(view, points) {
   }
   /* Fetches what is missing of the keys, in requests of bounded size. Resolves to the keys that have changed. */
   async function load(keys, step) {
-    const whole = keys.filter((key) => !isWhole(key, step)).slice(0, KEYS_A_REQUEST);
-    if (whole.length) {
-      await loadWhole(whole, step);
-      return whole;
+    const outdated = keys.filter((key) => !isWhole(key, step)).slice(0, KEYS_A_REQUEST);
+    if (outdated.length) {
+      await loadWhole(outdated, step);
+      return outdated;
     }
     const finer = keys.filter((key) => !isNear(key)).slice(0, KEYS_A_REQUEST);
     if (finer.length) await loadNear(finer);
     return finer;
   }
-  return { get, isFresh, load };
+  return { get, whole, isFresh, load };
 }
 /* Rows with a known position on the axis. */
 function placed(series, key) {

@@ -97,8 +97,10 @@ export function panelDrawer(columns, linked) {
       const [panel] = waiting;
       waiting.delete(panel);
       await panel.draw();
-      if (near.has(panel)) linked.add(panel.plot);
-      else leave(panel);
+      if (near.has(panel)) {
+        linked.add(panel.plot);
+        panel.read(linked.at);
+      } else leave(panel);
       await new Promise((done) => setTimeout(done));
     }
   }
