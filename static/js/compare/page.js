@@ -12,7 +12,7 @@ import * as Tables from "./tables.js";
 import * as View from "./view.js";
 import * as api from "../core/api.js";
 import { ApiError } from "../core/api.js";
-import { el, runLabel, setText } from "../core/dom.js";
+import { el, keepFocus, runLabel, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { showConnection } from "../core/live.js";
 
@@ -189,12 +189,6 @@ function draw() {
 }
 /* The choices, on the axis of the reply: another one may be chosen, and its reply not here yet. */
 const shownView = () => ({ ...view, axis: reply.axis, zoom: reply.axis === view.axis ? view.zoom : null });
-function keepFocus(redraw) {
-  const key = document.activeElement && document.activeElement.dataset.focus;
-  redraw();
-  const twin = key && document.querySelector(`[data-focus="${CSS.escape(key)}"]`);
-  if (twin) twin.focus({ preventScroll: true });
-}
 const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again: false });
 
 /* Draw the run under the pointer or the focus on top; null: none. */
