@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 
 import pytest
 from playwright.sync_api import expect
@@ -308,6 +309,28 @@ def test_earlier_lines_come_although_new_ones_were_being_asked_for(visit, hold, 
     held.answer(0)
     shown(page, 1301)
     held.open()
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "shown"),
+    [
+        ("/runs/{1}/samples", "**/samples?*", "#found"),
+        ("/runs/{1}/samples/side-by-side?held_out=false", "**/compare/samples?*", "#prompts article"),
+        ("/compare?runs={0},{1}", "**/api/v1/compare?*", "#result"),
+        ("/compare/samples?runs={0},{1}&held_out=false", "**/compare/samples?*", "#prompts article"),
+    ],
+)
+def test_a_page_that_waits_for_data_does_not_look_empty(visit, hold, two_runs, path, wanted, shown):
+    page = visit().page
+    held = hold(page, lambda url: "/api/" in url and fnmatch(url, wanted))
+    page.goto(path.format(*two_runs))
+    held.come()
+    expect(page.locator("#loading .skeleton").first).to_be_visible()
+    expect(page.locator("#nothing")).to_be_hidden()
+    expect(page.locator(shown)).not_to_be_visible()
+    held.open()
+    expect(page.locator(shown).first).to_be_visible()
+    expect(page.locator("#loading")).to_be_hidden()
 
 
 def test_a_comparison_of_no_runs_stays_empty(visit, hold, two_runs):

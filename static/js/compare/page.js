@@ -58,6 +58,7 @@ async function load() {
   clearTimeout(timer);
   tokens();
   $("nothing").hidden = view.ids.length > 1;
+  $("loading").hidden = !view.ids.length || reply !== null;
   const mine = ++newest;
   const { axis } = view;
   if (!view.ids.length) {
@@ -92,7 +93,7 @@ async function load() {
 }
 function refuse(e) {
   // the server refused: nothing is live until the next request
-  $("live").hidden = true;
+  $("live").hidden = $("loading").hidden = true;
   $("refused").hidden = false;
   setText(
     $("refused").querySelector("p"),
@@ -158,6 +159,7 @@ function choices() {
 }
 function draw() {
   $("result").hidden = false;
+  $("loading").hidden = true;
   $("refused").hidden = true;
   tokens();
   const listed = entries(reply, colours);
