@@ -166,8 +166,8 @@ function onChange(redraw) {
 
 /* Charts with one cursor and one zoom, which come and go.
      const linked = T.linked(read, zoomed);  linked.add(plot);  linked.remove(plot);  linked.mark(x);  linked.at
-   `add`, called after every drawing, places the cursor, and returns whether the chart is new. `read(x)` is called on every move, and
-   with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. `at`: where the cursor is, or null. */
+   `add`, called after every drawing, places the cursor, and returns whether the chart is new. `read(x)` is called on every move,
+   and with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. `at`: where the cursor is, or null. */
 function linked(read, zoomed) {
   const plots = new Set();
   let busy = false;

@@ -68,8 +68,8 @@ export function chosenList(list, { announce, empty, labels }) {
   });
   return { add, keys, clear: () => list.replaceChildren() };
 }
-/* Names in a row, each with a button that removes it. A row without changes is not drawn anew, so that a button keeps the focus and
-   the press on it; the focus of a removed one goes to the next, or to `add`. `tokens`: [{ key, text, colour }, …] */
+/* Names in a row, each with a button that removes it. A row without changes is not drawn anew, so that a button keeps the focus
+   and the press on it; the focus of a removed one goes to the next, or to `add`. `tokens`: [{ key, text, colour }, …] */
 export function drawTokens(row, tokens, { add, remove }) {
   const drawn = JSON.stringify(tokens);
   if (row.dataset.drawn === drawn) return;

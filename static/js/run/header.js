@@ -157,8 +157,8 @@ function alerts() {
     ),
   );
 }
-/* What the run is, and a button that changes it: the same one after the change, so that it keeps the focus. No button for those who
-   may only read. */
+/* What the run is, and a button that changes it: the same one after the change, so that it keeps the focus. No button where the
+   user may only read. */
 function offer(place, { words, label, turn }) {
   const button = place.querySelector("button");
   const before = words ? `${words} ` : " · ";

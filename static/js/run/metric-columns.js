@@ -1,8 +1,9 @@
 /* Columns of any metrics of the run, on the chosen axis, fetched when a chart needs them.
-     const columns = metricColumns(view, 400);  await columns.load(["actor/entropy"], step);  columns.get("actor/entropy") → {step, x, y, low, high}
+     const columns = metricColumns(view, 400);  await columns.load(["actor/entropy"], step)
+     columns.get("actor/entropy") → {step, x, y, low, high}
      columns.whole("actor/entropy")   the whole run's also while a range is zoomed
-   `step`: the run's step of which the columns must be at least. A caller keeps to one until all is loaded: while requests take longer
-   than a step, no column would be as new as the run.
+   `step`: the run's step up to which the columns are needed. A caller keeps to one step until all is loaded: while requests take
+   longer than a step, no column is as new as the run.
    Beyond the number of points, rows merge many steps: `low` and `high` are their extremes. For a zoomed range, finer rows are fetched. */
 import * as api from "../core/api.js";
 import { run } from "./store.js";

@@ -1,5 +1,6 @@
 /* Draws the panels that are in view or close to it, and fetches what they need.
-     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel);  drawer.load();  drawer.redraw();  drawer.renew()
+     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel)
+     drawer.load();  drawer.redraw();  drawer.renew()
    `load` fetches what panels lack, `renew` the run's newer steps, RENEW_MS after the previous ones are drawn.
    What is out of view is not kept drawn: hundreds of charts would be redrawn at every change of the window's size. */
 import * as api from "../core/api.js";
