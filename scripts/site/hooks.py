@@ -42,6 +42,7 @@ LOGO = "static/img/favicon.svg"
 LINK = re.compile(r"(?P<open>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 # Words after the language of a block are for tests/docs/blocks.py.
 BLOCK_OPTIONS = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
+SEARCH_DIALOG = 'data-md-component="search" role="dialog"'  # the theme gives it no name
 INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 INLINE_STYLE = re.compile(r'\sstyle="[^"]*"')
 PNG, TABLE, TEXT = "image/png", "text/html", "text/plain"  # notebook outputs
@@ -70,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Write inline scripts into files, each text once, which run at the same place of the page."""
+    """Write inline scripts into files, each text once, which run at the same place of the page; name the search dialog."""
 
     def as_file(script: re.Match[str]) -> str:
         name = f"assets/javascripts/inline.{hashlib.sha256(script[1].encode()).hexdigest()[:8]}.js"
@@ -79,7 +80,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
         path.write_text(script[1], encoding="utf-8")
         return f'<script src="{get_relative_url(name, page.url)}"></script>'
 
-    return INLINE_SCRIPT.sub(as_file, output)
+    return INLINE_SCRIPT.sub(as_file, output.replace(SEARCH_DIALOG, f'{SEARCH_DIALOG} aria-label="Search"'))
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:

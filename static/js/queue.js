@@ -1,5 +1,6 @@
 /* The queue: rendered by the server and refreshed; arrows change the priority of one's own runs. */
 import * as api from "./core/api.js";
+import { runLabel } from "./core/dom.js";
 import { showConnection } from "./core/live.js";
 import { liveFragment } from "./core/live-fragment.js";
 
@@ -18,7 +19,7 @@ queue.addEventListener("click", async (event) => {
   button.ariaDisabled = "true"; // not `disabled`, which would remove the focus
   try {
     const run = await api.post(`runs/${id}/priority`, { priority: Number(button.dataset.to) });
-    status.textContent = `${run.name} has priority ${run.priority} now.`;
+    status.textContent = `${runLabel(run)} has priority ${run.priority} now.`;
   } catch (e) {
     status.textContent = e.message;
   } finally {

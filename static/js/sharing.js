@@ -2,6 +2,7 @@
 import { Plotly, loadPlotly } from "./charts/plotly.js";
 import * as T from "./charts/plotly-theme.js";
 import { el } from "./core/dom.js";
+import { deviceTime } from "./core/format.js";
 
 const usage = JSON.parse(document.getElementById("usage").textContent).filter((entry) => entry.weeks.length);
 const WIDEST_PX = 96;
@@ -20,9 +21,11 @@ function draw() {
     type: "bar",
     x: weeks,
     y: hoursOf(entry),
+    text: hoursOf(entry).map(deviceTime),
+    textposition: "none",
     name: entry.team.replace(/[<>&]/g, " "),
     marker: { color: T.run(i + 1) },
-    hovertemplate: "%{y:.1f} h",
+    hovertemplate: "%{text}",
   }));
   const layout = T.layout({
     barmode: "stack",

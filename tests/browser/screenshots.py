@@ -3,7 +3,8 @@
     python tests/browser/screenshots.py http://127.0.0.1:8000 LOGIN_LINK docs/img
 
 `oppo login-link` prints the link. The run shown is the newest with overlap that has trained; compared are it and the newest
-sequential one. Each page is taken in light and dark at 1440 × 900, and 400 pixels wide.
+sequential one; the plan is that of the newest run that succeeded and has one. A platform without runs shows the checklist of a
+first run. Each page is taken in light and dark at 1440 × 900, and 1024 and 390 pixels wide.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from playwright.sync_api import Browser, sync_playwright
 SHAPES: dict[str, dict[str, Any]] = {
     "": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
     "-dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
-    "-narrow": {"viewport": {"width": 400, "height": 860}, "color_scheme": "light"},
+    "-1024": {"viewport": {"width": 1024, "height": 900}, "color_scheme": "light"},
+    "-narrow": {"viewport": {"width": 390, "height": 860}, "color_scheme": "light"},
 }
-# Pictures of a page further down, with what is scrolled to.
-SCROLLED = {"metrics": "#h-pinned"}
+# Pictures of a page further down, with what is scrolled to; and after a key, with what it opens.
+SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": ".plan-review tr:last-child"}
+OPENED = {"palette": ("Control+k", "dialog.palette[open]")}
 
 
 def main() -> None:
@@ -45,7 +48,12 @@ def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> Non
     context = browser.new_context(base_url=base_url)
     context.new_page().goto(login_link)
     state = context.storage_state()
-    pages = addresses(context.request.get("/api/v1/runs?limit=200").json()["items"])
+    runs = context.request.get("/api/v1/runs?limit=200").json()["items"]
+    pages = addresses(runs)
+    for run in runs:
+        if run["state"] == "succeeded" and context.request.get(f"/api/v1/runs/{run['id']}").json()["plan"]:
+            pages["plan-and-actual"] = (f"/runs/{run['id']}", ".plan-review")
+            break
     context.close()
     for suffix, shape in SHAPES.items():
         context = browser.new_context(base_url=base_url, storage_state=state, **shape)
@@ -55,6 +63,9 @@ def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> Non
             page.wait_for_selector(shown, state="attached")
             if name in SCROLLED:
                 page.locator(SCROLLED[name]).scroll_into_view_if_needed()
+            if name in OPENED:
+                page.keyboard.press(OPENED[name][0])
+                page.wait_for_selector(OPENED[name][1])
             page.wait_for_timeout(1500)  # the last chart is drawn
             page.screenshot(path=folder / f"{name}{suffix}.png")
             page.close()
@@ -68,11 +79,11 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
         "sequential": next((run["id"] for run in trained if run["preset"] == "sequential"), None),
         "oppo": next((run["id"] for run in trained if run["preset"] != "sequential"), None),
     }
-    pages = {
-        "runs": ("/runs", "#rows tr"),
-        "alerts": ("/alerts?show=all", "main h1"),
-        "queue": ("/queue", "#queue section"),
-    }
+    pages = {"alerts": ("/alerts?show=all", "main h1"), "queue": ("/queue", "#queue section")}
+    if runs:
+        pages |= {"runs": ("/runs", "#rows tr"), "palette": ("/runs", "#rows tr")}
+    else:
+        pages["first-run"] = ("/runs", "#first-run li")
     if newest["oppo"]:
         run = f"/runs/{newest['oppo']}"
         pages |= {
@@ -88,7 +99,11 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
             "events": (f"{run}/events", "#events tr >> nth=0"),
         }
     if all(newest.values()):
-        pages["compare"] = (f"/compare?runs={newest['sequential']},{newest['oppo']}", "#plot-reward .main-svg >> nth=0")
+        both = f"runs={newest['sequential']},{newest['oppo']}"
+        pages |= {
+            "compare": (f"/compare?{both}", "#plot-reward .main-svg >> nth=0"),
+            "compare-samples": (f"/compare/samples?{both}", ":is(#prompts article, #nothing:not([hidden]))"),
+        }
     return pages
 
 

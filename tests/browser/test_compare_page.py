@@ -91,6 +91,77 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     expect(page.locator(".pick[aria-pressed=true]")).to_have_count(1)
 
 
+def test_every_run_and_group_has_a_colour_or_a_pattern_of_its_own(visit, nine_runs):
+    from oppo_platform.pages.templatetags.oppo_format import run_colour, run_pattern
+
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&x=step&smooth=0")
+    page.wait_for_selector("#plot-reward .main-svg")
+    expect(page.locator("#tokens .token")).to_have_count(9)
+    look = "nodes => nodes.map((node) => `${node.dataset.run} ${node.dataset.pattern}`)"
+    tokens = page.eval_on_selector_all("#tokens .token", look)
+    assert len(set(tokens)) == 9
+    assert page.eval_on_selector_all("#figures .swatch-line", look) == tokens
+    assert page.eval_on_selector_all("#diff-head .swatch-line", look) == tokens
+    lines = "document.getElementById('plot-reward').data.filter((t) => t.meta && t.mode === 'lines')"
+    drawn = page.evaluate(f"() => {lines}.map((t) => `${{t.line.color}} ${{t.line.dash}}`)")
+    assert len(set(drawn)) == 9
+    assert tokens[0] == f"{run_colour(nine_runs[0])} {run_pattern(nine_runs[0])}", "as in the list of runs, unless taken"
+    many = """async () => {
+      const { runColours } = await import("/static/js/compare/runs.js");
+      const { entries } = await import("/static/js/compare/curves.js");
+      const { runColour } = await import("/static/js/core/dom.js");
+      const ids = [...Array(24).keys()].map((i) => 5 * i + 2);
+      const groups = ids.map((id) => ({ value: "a", runs: [id], reached: 0 }));
+      const looks = entries({ groups }, null).map((e) => `${runColour(e.colour)} ${e.dash}`);
+      const distinct = (ids) => new Set(runColours(ids).values()).size;
+      return [distinct(ids), new Set(looks).size, distinct([1, 9, 17]), Math.max(...runColours([1, 9, 17]).values())];
+    }"""
+    assert page.evaluate(many) == [24, 24, 3, 3]
+
+
+def test_the_ten_highest_of_many_runs_are_those_at_the_end_of_their_curves(visit, two_runs):
+    page = visit().page
+    page.goto("/compare")
+    ranked = """async (picked) => {
+      const { values } = await import("/static/js/compare/tables.js");
+      const ids = [...Array(12).keys()];
+      // the later a run in this order, the higher its end and the lower its beginning; each ends at another step
+      const shown = ids.map((id) => ({ x: [0, 5 + id], y: [100 - id, id] }));
+      const other = { shown: ids.map(() => ({ x: [], y: [] })) };
+      const entries = ids.map((id) => ({ key: id, label: `run ${id}`, colour: 1, dash: 0, ids: [id] }));
+      const v = { entries, view: { picked, charts: [] }, drawn: { reward: { shown }, kl: other, bubble: other } };
+      const rows = (x) => {
+        values({ ...v, axis: { write: String } }, x);
+        return [...document.querySelectorAll("#values tr")].map((row) => row.cells[0].textContent);
+      };
+      return [rows(null), rows(0), document.getElementById("cursor-at").textContent];
+    }"""
+    at_end, at_start, told = page.evaluate(ranked, None)
+    assert at_end == [f"run {n}" for n in range(11, 1, -1)]
+    assert at_start == [f"run {n}" for n in range(10)]
+    assert told == "at 0, the 10 highest of 12"
+    assert page.evaluate(ranked, 0)[0] == ["run 0", *(f"run {n}" for n in range(11, 2, -1))]
+
+
+APART = """() => {
+  const boxes = [...document.querySelectorAll("#plot-reward .annotation-text")].map((node) => node.getBoundingClientRect());
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return [boxes.length, boxes.some((a, i) => boxes.some((b, k) => k > i && meet(a, b)))];
+}"""
+
+
+@pytest.mark.parametrize("target", ["0.2", "0.5", "1.4"])
+def test_the_labels_of_drop_lines_do_not_overlap(visit, nine_runs, target):
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs[:8]))}&x=step&target={target}")
+    page.wait_for_selector("#plot-reward .annotation-text")
+    reached = page.locator("#figures tr td:nth-child(3)").evaluate_all(
+        "cells => cells.filter((c) => c.textContent !== '–').length"
+    )
+    assert page.evaluate(APART) == [1 + reached, False], "the label of the target, and one for each run that reaches it"
+
+
 def test_the_zoom_is_in_the_address(visit, two_runs):
     page = visit().page
     page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")

@@ -217,6 +217,29 @@ def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
     expect(page.locator("#filter-wrong")).to_contain_text("size")
 
 
+@pytest.mark.parametrize("width", [1024, 390])
+def test_every_column_of_the_runs_table_is_reached_on_a_smaller_screen(visit, two_runs, width):
+    visitor = visit(viewport={"width": width, "height": 800})
+    page = visitor.page
+    page.goto(f"/runs?q=%23{two_runs[0]}")
+    wrap, row = page.locator(".table-wrap:has(#rows)"), page.locator(f"#run-{two_runs[0]}")
+    page.wait_for_selector(f"#run-{two_runs[0]}")
+    visitor.fits()
+    edge = wrap.bounding_box()
+    hidden = row.locator("td:visible").last.bounding_box()["x"] >= edge["x"] + edge["width"]
+    assert hidden == (width == 1024), "a phone has one column, a card for each run"
+    assert hidden == (wrap.get_attribute("tabindex") is not None), "a table that scrolls can be focused"
+    if hidden:
+        expect(wrap).to_have_accessible_name("Runs, scrolls sideways")
+        strip = {"x": edge["x"] + edge["width"] - 14, "y": row.bounding_box()["y"] + 2, "width": 12, "height": 4}
+        shaded = page.screenshot(clip=strip)
+        wrap.evaluate("node => { node.style.background = getComputedStyle(node).backgroundColor; }")
+        assert page.screenshot(clip=strip) != shaded, "a shadow shows that the table goes on"
+    for cell in row.locator("td:visible").all():
+        cell.scroll_into_view_if_needed()
+        expect(cell).to_be_in_viewport(ratio=0.9)
+
+
 def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
     twins = [platform.trained("twins", steps=6), platform.trained("twins", steps=6)]
     page = visit().page
@@ -227,3 +250,34 @@ def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
             expect(page.locator(place)).to_contain_text(f"twins #{run_id}")
     page.goto(f"/runs/{twins[1]}")
     expect(page.locator("h1")).to_have_text(f"twins #{twins[1]}")
+    page.goto(f"/runs/new?from={twins[1]}")
+    expect(page.locator(".page-head")).to_contain_text(f"forked from twins #{twins[1]}")
+
+
+def test_dialogs_tell_runs_of_one_name_apart(visit, platform):
+    twins = [platform.trained("gemini", steps=6), platform.trained("gemini", steps=6)]
+    labels = [f"gemini #{run_id}" for run_id in twins]
+    visitor = visit()
+    page = visitor.page
+    page.goto("/runs?q=gemini")
+    for label in labels:
+        page.check(f"[aria-label='Select {label}']")
+    page.click("[data-bulk=delete]")
+    expect(page.locator("#bulk-words")).to_contain_text(f"{labels[1]}, {labels[0]}: they move to the team’s trash")
+    visitor.expects("409")  # a browser logs the status of a request itself
+    refusal = {"status": 409, "json": {"code": "conflict", "detail": "Not now."}}
+    page.route(f"**/api/v1/runs/{twins[0]}", lambda route: route.fulfill(**refusal))
+    page.click("#bulk-confirm")
+    expect(page.locator("#bulk-status li")).to_have_text(f"{labels[0]}: Not now.")
+    page.goto(f"/runs/{twins[1]}")
+    expect(page.locator("h1")).to_have_text(labels[1])
+    expect(page.locator("h2 >> text=In trash")).to_be_visible()
+
+    held = platform.submit("gemini", steps=20)
+    platform.start(held)
+    page.goto("/queue")
+    expect(page.locator(".gang")).to_contain_text(f"gemini#{held}")
+    assert faults(page) == []
+    page.goto(f"/runs/{held}")
+    page.click("[data-wish=cancel]")
+    expect(page.locator("#wish-title")).to_have_text(f"Cancel gemini #{held}?")

@@ -20,9 +20,10 @@ AXE = {
 }
 
 
-def faults(page):
-    """What axe finds, a line each."""
-    found = Axe().run(page, options=AXE).response["violations"]
+def faults(page, *, without=()):
+    """What axe finds, a line each; `without` these rules."""
+    rules = {**AXE["rules"], **{rule: {"enabled": False} for rule in without}}
+    found = Axe().run(page, options={**AXE, "rules": rules}).response["violations"]
     return [f"{each['id']} ({each['impact']}): {[node['target'] for node in each['nodes']]}" for each in found]
 
 
@@ -48,7 +49,7 @@ def fits_the_narrowest(visitor):
     visitor.page.set_viewport_size(PHONE["viewport"])
 
 
-def pages_of(team_id, sequential, oppo):
+def pages_of(team_id, sequential, oppo, trashed):
     """Address → what stands on it when its script has done its work."""
     return {
         "/runs": "#rows tr",
@@ -75,11 +76,26 @@ def pages_of(team_id, sequential, oppo):
         f"/teams/{team_id}/storage": "main h2",
         f"/teams/{team_id}/alerts": "main h2",
         f"/teams/{team_id}/tokens": "#token-name",
+        f"/runs/{trashed}": "h2:text-is('In trash')",
+        "/sharing": "main h2",
+        "/sharing/audit": "main h1",
+        "/accounts/email/": "main input[type=email]",
         "/api": ".api-call",
         "/alerts?show=all": "main h1",
         "/accounts/password/change/": "form input",
         "/accounts/logout/": "form button",
     }
+
+
+def deleted_run(platform):
+    """A run in the trash."""
+    from oppo_platform.runs.lifecycle import cancel_run
+    from oppo_platform.storage.trash import delete_run
+
+    run_id = platform.submit("letters deleted", steps=6)
+    cancel_run(run_id, "user:mira")
+    delete_run(run_id, "user:mira")
+    return run_id
 
 
 @pytest.mark.parametrize(
@@ -90,7 +106,7 @@ def test_pages_are_clean(visit, platform, two_runs, window, scheme):
     visitor = visit(color_scheme=scheme, reduced_motion="reduce", **window)
     page, asked = visitor.page, []
     page.on("request", lambda request: asked.append(request.url))
-    pages = pages_of(platform.project.team_id, *two_runs)
+    pages = pages_of(platform.project.team_id, *two_runs, deleted_run(platform))
     for path, shown in pages.items():
         page.goto(path)
         page.wait_for_selector(shown, state="attached")
@@ -107,6 +123,22 @@ def test_pages_are_clean(visit, platform, two_runs, window, scheme):
         page.wait_for_selector(pages[path], state="attached")
         page.wait_for_url("**/teams/*" if path == "/teams" else f"**{path}")  # the former leads on to the only team
     assert [url for url in asked if not url.startswith((platform.web.url, "data:", "blob:"))] == []
+
+
+def test_the_documentation_is_accessible(visit, platform, settings, tmp_path):
+    from tests.docs.test_site import ROOT, build
+
+    settings.DOCS_SITE = tmp_path / "unbuilt"
+    page = visit(color_scheme="dark").page
+    page.goto("/docs/")
+    expect(page.locator("h1")).to_have_text("The documentation is not built")
+    assert faults(page) == []
+    settings.DOCS_SITE = tmp_path / "site"
+    assert build(ROOT, settings.DOCS_SITE).returncode == 0
+    for path in ("/docs/", "/docs/tutorial.html", "/docs/reference/api.html"):
+        page.goto(path)
+        page.wait_for_selector("h1")
+        assert faults(page, without=["landmark-unique"]) == [], f"{path}; the theme gives several landmarks one name"
 
 
 def test_error_pages_say_what_to_do(visit, two_runs):
@@ -261,6 +293,34 @@ def test_pages_that_do_not_exist_keep_the_navigation(visit, platform):
     out.expects("404")
     out.page.goto("/nothing")
     assert out.page.locator(".rail").count() == 0
+
+
+def test_a_page_that_is_not_allowed_keeps_the_navigation(visit, platform):
+    from oppo_platform.accounts.models import Membership
+
+    visitor = visit()
+    visitor.expects("403")
+    page = visitor.page
+    Membership.objects.filter(user=platform.user).update(role="viewer")
+    try:
+        reply = page.goto(f"/teams/{platform.project.team_id}/audit")
+    finally:
+        Membership.objects.filter(user=platform.user).update(role="owner")
+    assert reply.status == 403
+    expect(page.locator("h1")).to_have_text("Your role does not allow this")
+    assert faults(page) == []
+    page.click(".rail >> text=Queue")
+    page.wait_for_url("**/queue")
+
+
+def test_the_page_of_mail_addresses_is_one_of_the_platform(visit, platform):
+    page = visit().page
+    page.goto("/accounts/email/")
+    expect(page.locator(".rail")).to_be_visible()
+    expect(page.locator("main .card h1")).to_have_count(1)
+    for button in page.locator("main button").all():
+        expect(button).to_have_css("cursor", "pointer")
+    expect(page.locator("main input[type=email]")).to_have_css("height", "34px")
 
 
 def test_a_viewer_is_not_offered_to_submit(visit, platform):

@@ -15,11 +15,11 @@ def test_arrows_change_the_priority_and_keep_the_focus(visit, platform):
     page = visit().page
     page.goto("/queue")
     page.click(f"#raise-{run_id}")
-    page.wait_for_selector("#said >> text=letters raised has priority 60 now.")
+    page.wait_for_selector(f"#said >> text=letters raised #{run_id} has priority 60 now.")
     page.wait_for_selector(f"#raise-{run_id}[data-to='70']")
     page.focus(f"#lower-{run_id}")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#said >> text=letters raised has priority 50 now.")
+    page.wait_for_selector(f"#said >> text=letters raised #{run_id} has priority 50 now.")
     page.wait_for_function("name => document.activeElement.id === name", arg=f"lower-{run_id}")
     assert Run.objects.get(pk=run_id).priority == 50
 
@@ -38,7 +38,7 @@ def test_a_platform_that_is_away_is_told_and_nothing_changes(visit, platform):
     assert Run.objects.get(pk=run_id).priority == 50
     page.unroute("**/priority")
     page.click(f"#raise-{run_id}")  # the arrow can be used again
-    page.wait_for_selector("#said >> text=letters kept has priority 60 now.")
+    page.wait_for_selector(f"#said >> text=letters kept #{run_id} has priority 60 now.")
 
 
 def test_a_run_whose_node_is_silent_has_lost_contact_on_every_page(visit, platform):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser import screenshots
 from tests.browser.conftest import spec_data
 from tests.browser.story import SCRIPT
 from tests.browser.test_pages import faults
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).parents[2]
 EVALUATED_AT = (0, 2, 4, 6)
 PROMPTS = ("the sea", "the harbour", "the storm")
 
@@ -38,8 +40,8 @@ def held_out(run_name, step, rewards):
     ]
 
 
-def evaluated(platform, name, rise):
-    """A run of six steps with four evaluations."""
+def evaluated(platform, name, rise, respond=None):
+    """A run of six steps with four evaluations; `respond(step, prompt)`: its responses."""
     from oppo_contract.spec import load_spec
     from oppo_platform.runs.services import submit_run
 
@@ -51,6 +53,8 @@ def evaluated(platform, name, rise):
     for step in EVALUATED_AT:
         supervisor.tell(list(story.tell(2)) if step else [])
         samples = held_out(name, step, (0.1 + rise * step, 1.0 - 0.05 * step, 0.5))
+        for sample in samples if respond else ():
+            sample["response"] = respond(step, sample["sequence_id"])
         supervisor.tell([story._event("samples", step=step, samples=samples)])
     supervisor.tell(story.end())
     supervisor.end("succeeded", "All steps are done.")
@@ -131,6 +135,28 @@ def test_filter_download_and_links(visit, evaluated_runs):
     assert page.locator("#prompts img, #prompts script").count() == 0
 
 
+def test_excerpts_are_compared_only_where_they_start_at_the_same_place(visit, platform):
+    def respond(step, prompt):
+        if prompt == 2:
+            return "🌊" * 2500 + " zanzibar"  # 5,009 UTF-16 units, but not 4,000 characters
+        same_start = "a " * (2500 if step < 4 else 2400) + "zanzibar " + "b " * 250
+        return same_start if prompt else f"Day {step}. {same_start}"
+
+    run_id = evaluated(platform, "letters long", 0.1, respond)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/samples/side-by-side?steps=0,2,4&sort=prompt&q=zanzibar")
+    prompts_shown(page, "the sea", "the harbour", "the storm")
+    sea, harbour, storm = (page.locator("#prompts article").nth(n).locator(".response") for n in range(3))
+    for cells in (sea, harbour):
+        expect(cells.locator("text=Whole response")).to_have_count(3)
+        expect(cells.locator("text=Same as on the left.")).to_have_count(0)
+        expect(cells.locator("ins")).to_have_count(0)
+        expect(cells.locator("text=differences are not marked")).to_have_count(1)
+        expect(cells.nth(2).locator("text=differences are not marked")).to_have_count(1)
+    expect(storm.locator("text=Whole response")).to_have_count(0)
+    expect(storm.locator("text=Same as on the left.")).to_have_count(2)
+
+
 def test_several_runs_at_a_step(visit, evaluated_runs):
     slow, fast = evaluated_runs
     page = visit().page
@@ -190,6 +216,25 @@ def test_newer_samples_are_loaded_on_request(visit, platform):
     page.click("#fresh >> text=Newer samples: reload")
     expect(page.locator("#steps .token").last).to_have_text("step 8×")
     expect(page.locator("#fresh")).to_be_hidden()
+
+
+@pytest.mark.full
+def test_pictures_are_taken_of_every_page(chromium, platform, two_runs, evaluated_runs, tmp_path, monkeypatch):
+    from oppo_contract.spec import load_spec
+    from oppo_platform.runs.models import Run
+    from oppo_platform.usecases.check_spec import ClusterView
+    from oppo_platform.usecases.run_plan import plan_run
+
+    run = Run.objects.get(pk=two_runs[0])
+    run.plan = plan_run(load_spec(run.spec), {}, ClusterView(), platform.project.team_id)
+    run.save(update_fields=["plan"])
+    monkeypatch.setattr(screenshots, "SHAPES", {"-dark": screenshots.SHAPES["-dark"]})
+    platform.fleet.beat()
+    screenshots.shoot(chromium, platform.web.url, platform.login_path(), tmp_path)
+    names = {path.name.removesuffix("-dark.png") for path in tmp_path.iterdir()}
+    in_docs = {path.name.removesuffix("-dark.png") for path in (ROOT / "docs" / "img").glob("*-dark.png")}
+    assert in_docs | {"palette", "compare-samples", "plan-and-actual"} <= names
+    assert set(screenshots.addresses([])) == {"first-run", "alerts", "queue"}
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])

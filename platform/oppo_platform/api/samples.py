@@ -38,6 +38,9 @@ Sort = Literal[
 router = Router()
 SampleId = Annotated[int, Path(description="The answer's number, from the run's list of samples.")]
 EXCERPT = "Cuts prompt and answer to about this many characters, from shortly before the first match; 0: uncut."
+EXCERPT_START = (
+    "With `excerpt`: the place in the response, in characters, where its excerpt starts; null if the response is whole."
+)
 
 
 class SampleQuery(Schema):
@@ -86,6 +89,7 @@ class SampleItem(Sample):
     step: int
     prompt_key: str
     stale_response: str = ""
+    excerpt_start: int | None = Field(None, description=EXCERPT_START)
 
 
 class SampleList(WireModel):

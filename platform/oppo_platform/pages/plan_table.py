@@ -15,6 +15,7 @@ TITLES: dict[FigureName, str] = {
     "device_hours": "Device-hours",
     "peak_memory_bytes": "Peak memory of a device",
 }
+FEW_HOURS = 0.1
 
 
 def plan_table(run: Run) -> dict[str, Any] | None:
@@ -40,7 +41,9 @@ def _row(figures: PlannedFigure, kind: str) -> dict[str, Any]:
 def _text(name: FigureName, value: float | None) -> str:
     if name == "peak_memory_bytes":
         return gibibytes(value)
-    return figure(value) if name == "device_hours" else duration(value)
+    if name == "device_hours":  # few as a duration
+        return figure(value) if value is None or value >= FEW_HOURS else duration(3600 * value)
+    return duration(value)
 
 
 def _deviation(figures: PlannedFigure) -> str:

@@ -96,19 +96,27 @@ def as_item(row: SampleRow) -> dict[str, Any]:
 
 
 def cut_texts(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
-    """The item with excerpts of about `length` characters instead of its texts, from shortly before the first of the words."""
-    texts = {name: _excerpt(str(item[name]), length, words) for name in ("prompt", "response")}
-    return {name: value for name, value in item.items() if name not in ("stale_response", "messages")} | texts
+    """The item with excerpts of about `length` characters instead of its texts, from shortly before the first of the words.
+
+    `excerpt_start` is the place in the response where its excerpt starts; None if the response is whole.
+    """
+    kept = {name: value for name, value in item.items() if name not in ("stale_response", "messages")}
+    prompt, _ = _excerpt(str(item["prompt"]), length, words)
+    response, start = _excerpt(str(item["response"]), length, words)
+    return kept | {"prompt": prompt, "response": response, "excerpt_start": start}
 
 
-def _excerpt(text: str, length: int, words: list[str]) -> str:
-    """About `length` characters around the first search hit; dots where text is left out."""
+def _excerpt(text: str, length: int, words: list[str]) -> tuple[str, int | None]:
+    """About `length` characters around the first search hit, dots where text is left out; and their start, None if whole."""
+    if len(text) <= length:
+        return text, None
     low = text.lower()
     hits = [at for at in (low.find(word.lower()) for word in words) if at >= 0]
     first = min(hits, default=0)
     start = max(0, first - BEFORE_A_HIT) if first > length // 4 else 0
     end = start + length
-    return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
+    excerpt = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
+    return excerpt, start
 
 
 def _visible(run: Run) -> QuerySet[SampleRow]:

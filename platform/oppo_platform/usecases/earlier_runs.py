@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, Subquery
 
@@ -13,7 +14,16 @@ from oppo_contract.spec_errors import SpecError
 from oppo_estimate.calibration import EarlierRun, comparable
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.telemetry.blocks import Buckets
-from oppo_platform.telemetry.metric_reader import EVERYTHING, AttemptRange, Parts, attempt_ranges_by_run, read_buckets
+from oppo_platform.telemetry.metric_reader import (
+    EVERYTHING,
+    AttemptRange,
+    Parts,
+    Range,
+    attempt_ranges_by_run,
+    read_buckets,
+    read_points,
+)
+from oppo_platform.telemetry.metric_writer import AXIS_KEYS
 from oppo_platform.telemetry.overlap_savings import overlap_savings
 
 LEAST_STEPS = 3
@@ -24,6 +34,15 @@ DECODE_TIME, PROMPT_TOKENS, CLIPPED = "timing_s/gen", "prompt_length/mean", "res
 # Peak memory, the first that a run has: of the first rank's fullest GPU, or of its processes, beside which other ranks may run.
 GPU_PEAK, CPU_PEAKS = "perf/max_memory_allocated_gb", ("perf/max_rss_gb", "perf/rss_gb")
 PEAK_MEMORY = (GPU_PEAK, *CPU_PEAKS)
+
+
+class Trained(NamedTuple):
+    """Steps that a run trained itself, and their seconds, response tokens and device-seconds."""
+
+    steps: int
+    elapsed_s: float
+    tokens: float
+    device_s: float
 
 
 def earlier_runs(team_id: int, spec: RunSpec, kind: str, device: str) -> list[EarlierRun]:
@@ -60,20 +79,47 @@ def _candidates(team_id: int, spec: RunSpec, kind: str, device: str) -> list[Ear
         .annotate(cores=Subquery(node.values("node__cpus")[:1]))
         .order_by("-pk")
     )
-    fields = ("pk", "spec", "cores", "step", "elapsed_s", "generated_tokens")
-    return [run for row in rows.values_list(*fields)[:CANDIDATES] if (run := _earlier_run(*row)) is not None]
+    fields = ("spec", "forked_step", "step", "elapsed_s", "generated_tokens", "device_seconds")
+    runs = rows.only(*fields)[:CANDIDATES]
+    own = trained_by(runs, attempt_ranges_by_run([run for run in runs if run.forked_step is not None]))
+    return [found for run in runs if (found := _earlier_run(run, own.get(run.pk))) is not None]
 
 
-def _earlier_run(
-    run_id: int, stored: Mapping[str, object], cores: int, steps: int, elapsed_s: float, tokens: int
-) -> EarlierRun | None:
-    """None for a spec that is not valid any more."""
+def trained_by(runs: Iterable[Run], ranges: Parts) -> dict[int, Trained]:
+    """What each run trained itself, by run id; absent where it is not known.
+
+    A fork's counters go on from those of its parent, which may have used other devices or be deleted: of a fork the steps after
+    its first one count.
+
+    Args:
+        ranges: of the forks (`attempt_ranges_by_run`).
+    """
+    runs = list(runs)
+    forks = {run.pk: run.forked_step + 1 for run in runs if run.forked_step is not None}
+    first = read_points({pk: ranges[pk] for pk in forks}, set(AXIS_KEYS), {pk: Range(at - 1, at) for pk, at in forks.items()})
+    result = {}
+    for run in runs:
+        begin = [0.0, 0.0, 0.0]
+        if run.pk in forks:
+            begin = [float(first[run.pk, key][1][0]) if (run.pk, key) in first else math.nan for key in AXIS_KEYS]
+        totals = (run.elapsed_s, run.generated_tokens, run.device_seconds)
+        trained = Trained(run.step - forks.get(run.pk, 0), *(last - start for last, start in zip(totals, begin, strict=True)))
+        if trained.steps > 0 and trained.elapsed_s > 0:
+            result[run.pk] = trained
+    return result
+
+
+def _earlier_run(run: Run, trained: Trained | None) -> EarlierRun | None:
+    """None for a spec that is not valid any more, and without enough steps of its own."""
+    if trained is None or trained.steps < LEAST_STEPS or not trained.tokens > 0:
+        return None
     try:
-        spec = load_stored_spec(stored)
+        spec = load_stored_spec(run.spec)
     except SpecError:
         return None
-    response = tokens / (steps * spec.ppo.rows)
-    return EarlierRun(run_id, spec, cores, elapsed_s / steps, None, response, None)
+    cores: int = run.cores  # type: ignore[attr-defined]  # annotated by `_candidates`
+    response = trained.tokens / (trained.steps * spec.ppo.rows)
+    return EarlierRun(run.pk, spec, cores, trained.elapsed_s / trained.steps, None, response, None)
 
 
 def whole_series(ranges: Parts, keys: Iterable[str]) -> dict[tuple[int, str], Buckets]:

@@ -14,7 +14,7 @@ from oppo_contract.states import RunState
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary
 from oppo_platform.telemetry.metric_reader import attempt_ranges_by_run
-from oppo_platform.usecases.earlier_runs import PEAK_MEMORY, peak_memory, whole_series
+from oppo_platform.usecases.earlier_runs import PEAK_MEMORY, Trained, peak_memory, trained_by, whole_series
 from oppo_platform.usecases.run_plan import Plan
 
 FigureName = Literal["wait_s", "step_s", "duration_s", "device_hours", "peak_memory_bytes"]
@@ -53,17 +53,19 @@ def plan_review(run: Run) -> PlanReview | None:
     """The run's plan with the actual figures so far; None if it has none."""
     if run.plan is None:
         return None
-    series = whole_series(attempt_ranges_by_run([run]), PEAK_MEMORY)
+    ranges = attempt_ranges_by_run([run])
+    series = whole_series(ranges, PEAK_MEMORY)
     peak = peak_memory(run.pk, series, Resources.model_validate(run.spec["resources"]).ranks_per_node)
-    return PlanReview(plan=run.plan, figures=compare_plan(run.plan, actual_figures(run, peak)))
+    actual = actual_figures(run, trained_by([run], ranges).get(run.pk), peak)
+    return PlanReview(plan=run.plan, figures=compare_plan(run.plan, actual))
 
 
-def actual_figures(run: Run, peak_bytes: int | None) -> dict[FigureName, tuple[float | None, bool]]:
+def actual_figures(run: Run, trained: Trained | None, peak_bytes: int | None) -> dict[FigureName, tuple[float | None, bool]]:
     """Each actual figure, and whether it is projected to the last step because the run has not succeeded yet."""
     steps = max(0, run.total_steps - (run.forked_step or 0))
     done = run.step - (run.forked_step or 0)
-    step_s = run.elapsed_s / run.step if run.step and run.elapsed_s else None
-    device_s = run.device_seconds / run.step if run.step else 0.0
+    step_s = trained.elapsed_s / trained.steps if trained else None
+    device_s = trained.device_s / trained.steps if trained else 0.0
     ended = run.state == RunState.SUCCEEDED
     count = done if ended else steps
     waited = (run.started_at - run.created_at).total_seconds() if run.started_at else None

@@ -42,7 +42,7 @@ function traces(name, drawn, v) {
       data.push({ ...line({ x: c.x, y: c.raw }, 0.75, T.fade(colour, 0.25)), hoverinfo: "skip" });
     const width = faint ? 1 : c.entry.key === picked ? 3 : 2;
     const own = {
-      ...line(c, width, faint ? T.fade(colour, 0.25) : colour, v.many ? {} : { dash: DASHES[c.entry.dash] }),
+      ...line(c, width, faint ? T.fade(colour, 0.25) : colour, { dash: DASHES[c.entry.dash] }),
       name: titled(c.entry),
       meta: c.entry.key,
       showlegend: !faint,
@@ -122,11 +122,11 @@ function target(layout, drawn, v) {
   });
   layout.annotations.push({
     xref: "paper",
-    x: 0,
+    x: 1, // curves that reach the target at once have the labels of their drop lines on the left
     y: goal,
     text: `target ${f.figure(goal)}`,
     showarrow: false,
-    xanchor: "left",
+    xanchor: "right",
     yanchor: "bottom",
     font: { size: 11, color: T.css("--text-3") },
   });

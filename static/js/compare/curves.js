@@ -1,6 +1,6 @@
 /* Converts the API's reply to the curves of the page: one per run, or one per group with its mean and band. Pure; charts, the
    cursor's table and the CSV use them. */
-import { runLabel } from "../core/dom.js";
+import { runLabel, runPattern } from "../core/dom.js";
 import { known } from "../core/format.js";
 
 const REWARD = "critic/score/mean";
@@ -91,15 +91,15 @@ function averaged(curves, band) {
 }
 /* The curves and table rows: {key, label, count, ids, colour, dash, hit, speedup}. */
 function entries(reply, colours) {
-  const number = (k) => (k % 8) + 1;
+  const dash = (k, colour, count) => (count > MANY ? runPattern(colour) : k % 4);
   if (reply.groups.length) {
     return reply.groups.map((g, k) => ({
       key: `group-${k}`,
       label: g.value,
       count: g.runs.length,
       ids: g.runs,
-      colour: number(k),
-      dash: k % 4,
+      colour: k + 1,
+      dash: dash(k, k + 1, reply.groups.length),
       hit: g.reached ? g : null,
       group: g,
     }));
@@ -110,7 +110,7 @@ function entries(reply, colours) {
     count: 1,
     ids: [run.id],
     colour: colours.get(run.id),
-    dash: k % 4,
+    dash: dash(k, colours.get(run.id), reply.runs.length),
     hit: reply.time_to_target[run.id],
     group: null,
   }));

@@ -1,5 +1,5 @@
 /* Parallel coordinates as plain SVG: one line per run through its differing settings and its results. */
-import { runLabel } from "../core/dom.js";
+import { runColour, runLabel } from "../core/dom.js";
 import * as f from "../core/format.js";
 
 const NS = "http://www.w3.org/2000/svg";
@@ -89,7 +89,8 @@ function draw(holder, v, { onPoint, onPick }) {
     const on = run.id === v.view.picked;
     const line = make("path", {
       d: d || "M0,0",
-      "data-run": entryOf.get(run.id).colour,
+      "data-run": runColour(entryOf.get(run.id).colour),
+      "data-pattern": entryOf.get(run.id).dash,
       "data-key": run.id,
       class: on ? "on" : v.view.picked || v.reply.runs.length > 8 ? "faint" : null,
     });

@@ -1,16 +1,18 @@
 /* The compared runs on both pages of Compare: their colours, a token for each, and the links from one page to the other. */
 import { drawTokens } from "../core/chosen-list.js";
-import { runColour, runLabel, setText } from "../core/dom.js";
+import { runLabel, setText } from "../core/dom.js";
 
 const $ = (id) => document.getElementById(id);
 
-/* Run → colour: its own unless another run has it; then the lowest free one of eight. */
+/* Run → 1 to 8, a colour; with more runs 1 to 24, a colour and a pattern (`runMark`). Its own unless another run has it; then the
+   lowest free one. */
 export function runColours(ids) {
+  const all = Array.from({ length: ids.length > 8 ? 24 : 8 }, (_, i) => i + 1);
   const colours = new Map();
   ids.forEach((id) => {
     const taken = new Set(colours.values());
-    const own = runColour(id);
-    colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
+    const own = ((id - 1) % all.length) + 1;
+    colours.set(id, taken.has(own) ? all.find((c) => !taken.has(c)) || own : own);
   });
   return colours;
 }

@@ -1,9 +1,8 @@
 /* The tables of the compare page: values at the cursor, groups and runs with their time to the target, differing settings. */
 import { chartOf, valueAt } from "./curves.js";
-import { el, runLabel, setText } from "../core/dom.js";
+import { el, runColour, runLabel, runPattern, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 
-const DASH_MARK = [null, "2", "8", "8"];
 const SHOWN = 10;
 const FIXED = 5; // columns of the values, before those of further metrics
 const $ = (id) => document.getElementById(id);
@@ -12,8 +11,8 @@ const unit = (text) => {
   return at < 0 ? text : [text.slice(0, at), el("span", { class: "unit" }, text.slice(at))];
 };
 const cell = (content, more = "") => el("td", { class: `num ${more}` }, content);
-const swatch = (entry, many) =>
-  el("span", { class: "swatch-line", "data-run": entry.colour, "data-dash": many ? null : DASH_MARK[entry.dash] });
+const swatch = ({ colour, dash }) =>
+  el("span", { class: "swatch-line", "data-run": runColour(colour), "data-pattern": dash });
 const seconds = (s) => unit(s < 120 ? `${f.figure(s)} s` : f.duration(s));
 const NONE = () => el("span", { class: "muted" }, "–");
 
@@ -46,7 +45,7 @@ function values(v, x) {
         el(
           "td",
           {},
-          el("span", { class: "row nowrap-row" }, swatch(entry, v.many), el("span", { class: "cut" }, entry.label)),
+          el("span", { class: "row nowrap-row" }, swatch(entry), el("span", { class: "cut" }, entry.label)),
         ),
         cell(f.fixed(y, 3)),
         cell(spread(reward.shown[i]) || "–", "muted hide-narrow"),
@@ -119,7 +118,7 @@ function groups(v) {
                   "span",
                   { class: "row nowrap-row" },
                   el("span", { class: "num" }, `${f.ratio(s.low)} to ${times(s.high)}`),
-                  el("span", { class: "hide-narrow ink", "data-run": entry.colour }, interval(s, most)),
+                  el("span", { class: "hide-narrow ink", "data-run": runColour(entry.colour) }, interval(s, most)),
                 ),
           ),
         );
@@ -149,7 +148,7 @@ function runs(v, { onPick }) {
           "data-focus": `pick-${run.id}`,
           onclick: () => onPick(run.id),
         },
-        swatch(entry, v.many || entry.group),
+        swatch(entry.group ? { ...entry, dash: 0 } : entry),
       );
       return el(
         "tr",
@@ -199,7 +198,7 @@ function differences(v) {
         el(
           "span",
           { class: "row nowrap-row" },
-          swatch({ colour: v.colours.get(run.id), dash: 0 }, true),
+          swatch({ colour: v.colours.get(run.id), dash: runPattern(v.colours.get(run.id)) }),
           runLabel(run),
         ),
       ),
@@ -227,7 +226,7 @@ function legend(v) {
       el(
         "li",
         {},
-        swatch(entry, v.many),
+        swatch(entry),
         entry.label,
         entry.group ? el("span", { class: "muted" }, `${entry.count} run${entry.count === 1 ? "" : "s"}`) : null,
       ),

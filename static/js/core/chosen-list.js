@@ -2,7 +2,7 @@
      const chosen = chosenList(list, { announce, empty, labels: ["Move up:", "Move down:"] })
      chosen.add("actor/entropy", "Entropy");  chosen.keys();  chosen.clear()
    `announce(text)` describes a change to people who do not see it; `empty()` takes the focus when nothing is left. */
-import { el, keepFocus } from "./dom.js";
+import { el, keepFocus, runMark } from "./dom.js";
 
 export function chosenList(list, { announce, empty, labels }) {
   let dragged = null;
@@ -79,7 +79,7 @@ export function drawTokens(row, tokens, { add, remove }) {
   const token = ({ key, text, colour }) => {
     const attributes = { type: "button", "aria-label": `Remove ${text}`, "data-focus": `${row.id}-${key}` };
     const button = el("button", { ...attributes, onclick: () => remove(key) }, "×");
-    return el("span", { class: "token", "data-run": colour }, el("b", {}, text), button);
+    return el("span", { class: "token", ...(colour && runMark(colour)) }, el("b", {}, text), button);
   };
   keepFocus(
     () => row.replaceChildren(...tokens.map(token)),

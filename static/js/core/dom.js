@@ -36,8 +36,10 @@ function pill(state) {
 /* kl_above → KL above, as in the server's pages. */
 const alertTitle = (condition) =>
   (condition[0].toUpperCase() + condition.slice(1)).replace(/_/g, " ").replace(/^Kl /, "KL ");
-/* One of eight colours, the same for a run on every page. */
+/* One of eight colours and one of three patterns (plain, stripes, dots), the same for a run on every page. */
 const runColour = (id) => ((id - 1) % 8) + 1;
+const runPattern = (id) => Math.floor((id - 1) / 8) % 3;
+const runMark = (id) => ({ "data-run": runColour(id), "data-pattern": runPattern(id) });
 /* Name and number, as in /runs/57: runs may have the same name. */
 const runLabel = (run) => `${run.name} #${run.id}`;
 const readJson = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -88,4 +90,6 @@ function toast(message, action) {
   const leave = () => (box.matches(":hover, :focus-within") ? setTimeout(leave, 1000) : box.remove());
   setTimeout(leave, action ? 12000 : 4000);
 }
-export { el, icon, pill, alertTitle, runColour, runLabel, readJson, setText, setShown, keepFocus, toast };
+export {
+  el, icon, pill, alertTitle, runColour, runLabel, runMark, runPattern, readJson, setText, setShown, keepFocus, toast,
+};

@@ -28,9 +28,11 @@ function duration(seconds) {
 }
 /* 1.42, or 0.00195: never 0.00. */
 const ratio = (x) => (x < 0.1 ? figure(x) : x.toFixed(2));
+/* Below a label "Device-hours": 3.2; few as a duration, 1.4 s or 3 m 20 s. */
+const deviceHours = (hours) => (known(hours) && hours < 0.1 ? duration(3600 * hours) : figure(hours));
 /* Time on devices: 3.2 device-hours; shorter ones as a duration, 1.4 s or 3 m 20 s of device time. */
 const deviceTime = (hours) =>
-  hours >= 0.1 ? `${figure(hours)} device-hours` : `${duration(3600 * hours)} of device time`;
+  `${deviceHours(hours)} ${hours >= 0.1 ? "device-hours" : "of device time"}`;
 /* A duration within a step: 76 ms, 1.75 s. */
 const brief = (seconds) =>
   !known(seconds) ? NONE : seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${figure(seconds)} s`;
@@ -63,4 +65,4 @@ function times(root) {
     node.dataset.local = "";
   });
 }
-export { known, NONE, whole, fixed, percent, figure, plain, duration, deviceTime, ratio, brief, bytes, clock, when, times };
+export { known, NONE, whole, fixed, percent, figure, plain, duration, deviceHours, deviceTime, ratio, brief, bytes, clock, when, times };

@@ -2,7 +2,7 @@
    decides; buttons change with every summary of the live stream. */
 import * as api from "../core/api.js";
 import { ApiError } from "../core/api.js";
-import { setText, toast } from "../core/dom.js";
+import { runLabel, setText, toast } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { run } from "./store.js";
 
@@ -50,7 +50,7 @@ export function offerActions() {
     action = wish;
     turn += 1;
     sure.disabled = false;
-    setText(document.getElementById("wish-title"), `${words.title} ${run.summary.name}${words.label ? "" : "?"}`);
+    setText(document.getElementById("wish-title"), `${words.title} ${runLabel(run.summary)}${words.label ? "" : "?"}`);
     setText(document.getElementById("wish-words"), run.summary.wishes[wish]);
     setText(sure, words.confirm);
     setText(document.getElementById("wish-keep"), words.keep);

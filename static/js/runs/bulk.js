@@ -1,6 +1,6 @@
 /* Actions on all ticked runs: tags, cancelling, deleting. One request per run; a failure is reported and the others continue. */
 import * as api from "../core/api.js";
-import { el, setText, toast } from "../core/dom.js";
+import { el, runLabel, setText, toast } from "../core/dom.js";
 import { refreshRuns, selectedRuns } from "./list.js";
 
 const dialog = document.getElementById("bulk-dialog");
@@ -57,14 +57,14 @@ function typedTags() {
 const counted = (n) => (n === 1 ? "1 run" : `${n} runs`);
 const named = (all) =>
   `${all
-    .map((run) => run.name)
+    .map(runLabel)
     .slice(0, 8)
     .join(", ")}${all.length > 8 ? " …" : ""}`;
 
 async function restore(deleted) {
   const failed = [];
   for (const run of deleted)
-    await api.post(`runs/${run.id}/restore`).catch((e) => failed.push(`${run.name}: ${e.message}`));
+    await api.post(`runs/${run.id}/restore`).catch((e) => failed.push(`${runLabel(run)}: ${e.message}`));
   refreshRuns();
   toast(failed.length ? failed.join(" ") : `${counted(deleted.length)} restored`);
 }
@@ -104,7 +104,7 @@ async function carryOut() {
       await send(run, tags);
       done.push(run);
     } catch (e) {
-      failed.push(`${run.name}: ${e.message}`);
+      failed.push(`${runLabel(run)}: ${e.message}`);
       if (mine === turn) status.append(el("li", {}, failed.at(-1)));
     }
   }

@@ -1,16 +1,17 @@
 /* One prompt with its responses side by side. All text from models and users is inserted as text.
-     promptCard(prompt, { columns, labels, colours, heldOut, several, marks, pieces, excerpt }) → element
+     promptCard(prompt, { columns, labels, colours, heldOut, several, marks, pieces }) → element
    `labels`: a heading of each column; `colours`: that of each column's run; `pieces`: search hits to mark. `marks`: how words are
-   marked that differ from the response on the left: "new", "removed" (these too), or "none"; `excerpt`: characters of a response
-   beyond which the server cuts it. */
-import { el } from "../core/dom.js";
+   marked that differ from the response on the left: "new", "removed" (these too), or "none". */
+import { el, runMark } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { marked } from "../core/highlight.js";
 import { sampleCard } from "../run/sample-card.js";
 import { wordDiff } from "../run/word-diff.js";
 
 /* Whether the server sent a part of the response. */
-const isCut = (s, { excerpt }) => s.response.length > excerpt;
+const isCut = (s) => f.known(s.excerpt_start);
+/* Excerpts from different places of two responses cannot be compared. */
+const comparable = (s, left) => (s.excerpt_start ?? 0) === (left.excerpt_start ?? 0);
 const signed = (x) => `${x > 0 ? "+" : ""}${f.fixed(x, 2)}`;
 const fact = (...parts) => el("span", {}, ...parts);
 
@@ -28,24 +29,29 @@ function facts(s, left, ranged) {
   );
 }
 function words(s, left, { marks, pieces }) {
-  if (!left || marks === "none") return marked(s.response, pieces);
+  if (!left || marks === "none" || !comparable(s, left)) return marked(s.response, pieces);
   const tags = marks === "removed" ? { new: "ins", gone: "del" } : { new: "ins" };
   return wordDiff(left.response, s.response)
     .filter(([kind]) => kind === "same" || tags[kind])
     .flatMap(([kind, text]) => (kind === "same" ? marked(text, pieces) : el(tags[kind], {}, marked(text, pieces))));
 }
+function comparison(s, left, { marks }) {
+  if (!left) return null;
+  if (!comparable(s, left))
+    return marks === "none" ? null : "The excerpts start at different places, so differences are not marked.";
+  return left.response === s.response && !isCut(s) && !isCut(left) ? "Same as on the left." : null;
+}
 function cell(s, left, label, colour, view, ranged) {
+  const note = s && comparison(s, left, view);
   const heading = s ? el("a", { href: `/runs/${s.run}/samples?open=${s.id}` }, label) : label;
   return el(
     "section",
-    { class: "response", "data-run": colour },
+    { class: "response", ...(colour && runMark(colour)) },
     el("h3", {}, heading),
     s ? facts(s, left, ranged) : el("p", { class: "note" }, "No response recorded."),
-    s && left && left.response === s.response && !isCut(s, view)
-      ? el("p", { class: "note" }, "Same as on the left.")
-      : null,
+    note ? el("p", { class: "note" }, note) : null,
     s ? el("p", { class: "text" }, words(s, left, view)) : null,
-    s && isCut(s, view)
+    s && isCut(s)
       ? el("p", { class: "note" }, "An excerpt. ", el("a", { href: `/runs/${s.run}/samples?open=${s.id}` }, "Whole response"))
       : null,
   );

@@ -143,7 +143,6 @@ function draw(items, added) {
     several: reply.runs.length > 1,
     marks: state.marks,
     pieces: splitQuery(state.q),
-    excerpt: EXCERPT,
   };
   const cards = items.map((prompt) => promptCard(prompt, view));
   if (added) place.append(...cards);

@@ -27,7 +27,7 @@ export function planCard(use) {
     const step = known ? `${f.brief(time.step_s)} a step; ${time.text}` : `Unknown: ${time.unknown}.`;
     stat("plan-duration", f.duration(time.duration_s), step);
     setText($("plan-hours-label"), kind === "cuda" ? "GPU-hours" : "Device-hours");
-    stat("plan-hours", f.figure(time.device_hours), device);
+    stat("plan-hours", f.deviceHours(time.device_hours), device);
   }
   function showStart({ start, planned_at }) {
     const at = start.at && new Date(start.at);

@@ -41,6 +41,15 @@ def test_deeds_leave_rows_with_actor_target_time_and_address(world):
     ]
 
 
+def test_lists_in_details_are_written_as_text(world):
+    details = {"scopes": ["read", "submit"], "from": "<b>"}
+    record = {"team": world.team, "action": "token.create", "target": "notebook", "details": details}
+    AuditEntry.objects.create(actor="user:ada", at=world.clock.now(), **record)
+    page = world.login("ada").get(f"/teams/{world.team.pk}/audit").content.decode()
+    assert "scopes read, submit</span>" in page
+    assert "from &lt;b&gt;</span>" in page
+
+
 @pytest.mark.parametrize(("behind_proxy", "address"), [(True, "198.51.100.4"), (False, "127.0.0.1")])
 def test_the_address_is_the_proxys_word_only_where_a_proxy_is_trusted(world, settings, behind_proxy, address):
     settings.OPPO_BEHIND_PROXY = behind_proxy

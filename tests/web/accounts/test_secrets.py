@@ -145,6 +145,7 @@ def test_a_claim_delivers_and_notes_it(world, hub):
     assert "secrets" not in claimed["spec"]
     hub.refresh_from_db()
     assert (hub.last_used_at, hub.last_run) == (world.clock.now(), run)
+    assert f">#{run.pk}</span>" in world.login("ada").get(f"/teams/{world.team.pk}/secrets").content.decode()
     entry = AuditEntry.objects.get(action="secret.deliver")
     assert (entry.actor, entry.target, entry.details) == ("node:node1", "hub", {"run": run.pk})
     assert worker.claim(attempt).status_code == 409  # once

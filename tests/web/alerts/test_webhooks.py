@@ -62,6 +62,7 @@ def test_a_message_is_signed_as_the_convention_wants(hooked):
     assert message["data"]["alert"]["id"] == alert.pk
     assert (message["data"]["alert"]["value"], message["data"]["alert"]["unit"]) == (63.0, "nats per sequence")
     assert (message["data"]["run"]["name"], message["data"]["run"]["url"]) == ("demo", f"http://127.0.0.1:8000/runs/{run.pk}")
+    assert f">#{run.pk}</span>" in world.login("ada").get(f"/teams/{world.team.pk}/alerts").content.decode()
     close_alert(run, Condition.KL_ABOVE, "It fell to 40.")
     deliver_due()
     assert json.loads(receiver.came[1][2])["type"] == "alert.closed"

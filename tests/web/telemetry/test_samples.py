@@ -113,9 +113,13 @@ def test_excerpts_begin_shortly_before_the_first_hit(told):
     SampleRow.objects.create(attempt_id=attempt_id, step=6, data=answer(99, response=long, prompt="short", stale_response="x"))
     (item,) = get(q="ZEBRA", excerpt=100).json()["items"]
     assert item["response"] == "… " + long[461:561] + " …"
+    assert item["excerpt_start"] == 461
     assert (item["prompt"], "stale_response" in item) == ("short", False)
     assert get(q="zebra").json()["items"][0]["response"] == long
-    assert get(q="xxx", excerpt=100).json()["items"][0]["response"] == "x" * 100 + " …"
+    (item,) = get(q="xxx", excerpt=100).json()["items"]
+    assert (item["response"], item["excerpt_start"]) == ("x" * 100 + " …", 0)
+    (item,) = get(q="zebra", excerpt=len(long)).json()["items"]
+    assert (item["response"], item["excerpt_start"]) == (long, None)
 
 
 def test_an_answer_knows_the_others_to_its_prompt(told):

@@ -43,8 +43,8 @@ def validate(client, spec):
     return reply["plan"]
 
 
-def trained(world, worker, events, steps=6, step_s=2.0, tokens=800, peak_gb=15.0, **changes):
-    """A run of the team that has ended: (run, attempt id)."""
+def trained(world, worker, events, steps=6, step_s=2.0, tokens=800, peak_gb=15.0, saved_at=None, **changes):
+    """A run of the team that has ended: (run, attempt id). `saved_at`: step of its checkpoint."""
     run, attempt_id = world.start(worker, **changes)
     metrics = {"timing_s/gen": 0.5 * step_s, "prompt_length/mean": 10.0, "perf/max_rss_gb": peak_gb}
     reports = [
@@ -52,6 +52,8 @@ def trained(world, worker, events, steps=6, step_s=2.0, tokens=800, peak_gb=15.0
         for n in range(1, steps + 1)
     ]
     assert worker.send_events(attempt_id, [events.started(1), *reports]).status_code == 200
+    if saved_at is not None:
+        register(worker, run, attempt_id, saved_at, write=False)
     end(worker, attempt_id)
     run.refresh_from_db()
     return run, attempt_id
@@ -240,6 +242,36 @@ def test_a_run_keeps_its_plan_and_shows_what_happened(world, report, make_spec, 
     page = client.get(f"/runs/{run.pk}").content.decode()
     assert "Plan and actual" in page
     assert "+25 %" in page
+
+
+def test_a_fork_is_measured_by_its_own_steps(world, report, make_spec, events, settings):
+    settings.OPPO_ARTIFACTS_SHARED = True
+    worker = report()
+    parent, _ = trained(world, worker, events, models=actor(), steps=40, step_s=10.0, tokens=8000, saved_at=40)
+    fork, attempt_id = world.start(worker, models=actor(), steps=50, fork={"run": parent.pk, "step": 40})
+    Run.objects.filter(pk=fork.pk).update(plan=validate(world.login("ada"), make_spec(models=actor())))
+
+    def send(*steps):
+        reports = [
+            events.step(1 + n, 40 + n, **{"timing_s/gen": 2.5, "prompt_length/mean": 10.0, "perf/max_rss_gb": 15.0})
+            | {"elapsed_s": 400.0 + 5 * n, "generated_tokens": 320_000 + 800 * n, "device_seconds": 2 * (400.0 + 5 * n)}
+            for n in steps
+        ]
+        started = [events.started(1, 40)] if 1 in steps else []
+        assert worker.send_events(attempt_id, [*started, *reports]).status_code == 200
+        fork.refresh_from_db()
+        return {figure["name"]: figure["actual"] for figure in plan_review(fork)["figures"]}
+
+    spec = load_spec(make_spec(models=actor()))
+    figures = send(1)
+    assert (figures["step_s"], figures["duration_s"], figures["device_hours"]) == (None, None, None)
+    assert [run.run_id for run in earlier_runs(world.team.pk, spec, "cpu", "EPYC")] == [parent.pk]
+    figures = send(2, 3, 4)
+    assert figures["step_s"] == pytest.approx(5.0)
+    assert figures["duration_s"] == pytest.approx(50.0)
+    assert figures["device_hours"] == pytest.approx(10 * 2 * 5 / 3600)
+    own = earlier_runs(world.team.pk, spec, "cpu", "EPYC")[0]
+    assert (own.run_id, own.step_s, own.response) == (fork.pk, pytest.approx(5.0), pytest.approx(800 / spec.ppo.rows))
 
 
 def test_an_older_run_has_no_plan(world, report):
