@@ -42,7 +42,8 @@ def focus_is_kept(page):
 
 @pytest.fixture
 def charts(visit, platform):
-    """The page of a run whose metrics are drawn."""
+    """The page of a run whose metrics are drawn, without pinned charts."""
+    ChartLayout.objects.all().delete()
     page = visit().page
     page.goto(f"/runs/{platform.trained('charts by keyboard', steps=4)}")
     page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
