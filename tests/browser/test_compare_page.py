@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,81 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
         "n": [2, 3, 3, 2],
     }
     assert told["formula"] == '\'=1+1,"a,b",,-2\r\n'
+
+
+def scaled(page, seconds):
+    """Let the longest curve of a comparison end at that time; returns how to change it."""
+    ends = {"now": seconds}
+
+    def answer(route):
+        reply = route.fetch()
+        told = reply.json()
+        columns = [column for series in told["series"].values() for column in series.values()]
+        by = ends["now"] / max(column["x"][-1] for column in columns)
+        for column in columns:
+            column["x"] = [x * by for x in column["x"]]
+        for hit in filter(None, told["time_to_target"].values()):
+            hit["elapsed_s"] *= by
+        route.fulfill(response=reply, json=told)
+
+    page.route(lambda url: "/v1/compare?" in url and "x=wall" in url, answer)
+    return lambda later: ends.update(now=later) or page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+TITLE = "() => document.getElementById('plot-reward')._fullLayout?.xaxis.title.text"
+
+
+def axis_drawn(page, title):
+    page.wait_for_function(f"title => ({TITLE})() === title", arg=title)
+
+
+def test_the_cursor_keeps_its_place_when_the_axis_changes_its_unit(visit, two_runs):
+    page = visit().page
+    change = scaled(page, 170)
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=wall")
+    axis_drawn(page, "seconds of training")
+    page.focus("#cursor")
+    page.keyboard.press("Home")
+    for _ in range(5):
+        page.keyboard.press("PageUp")
+    place, rewards = page.inner_text("#cursor-at"), page.locator("#values td:nth-child(2)")
+    change(200)
+    axis_drawn(page, "minutes of training")
+    expect(page.locator("#cursor-at")).to_have_text(place)
+    expect(rewards).to_have_text([re.compile(r"^\d")] * 2)
+    slider = page.locator("#cursor")
+    assert int(slider.input_value()) == pytest.approx(500 * 170 / 200, abs=2)
+    page.click("[data-axis=step]")
+    axis_drawn(page, "step")
+    for back in (False, True):
+        if back:
+            page.focus("#cursor")
+            page.keyboard.press("Home")
+            page.go_back()
+            axis_drawn(page, "minutes of training")
+        expect(page.locator("#cursor-at")).to_have_text("at the end of each curve")
+        expect(slider).to_have_value("1000")
+        expect(page.locator("line.linked-cursor[visibility=visible]")).to_have_count(0)
+
+
+def test_a_curve_is_drawn_on_its_own_axis_until_that_of_another_has_come(visit, two_runs):
+    page = visit().page
+    held = []
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=wall&smooth=0")
+    page.wait_for_function(TITLE)
+    title = page.evaluate(TITLE)
+    assert title.endswith("of training")
+    page.route("**/api/v1/compare?*", lambda route: held.append(route))
+    page.click("[data-axis=step]")
+    page.focus("#smoothing")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**&smooth=**")
+    assert page.evaluate(TITLE) == title
+    _, text = saved(page, "#csv-curves")
+    assert text.decode().splitlines()[0] == f"chart,curve,runs,{title},shown,recorded,low,high"
+    held[-1].continue_()
+    axis_drawn(page, "step")
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_short_run_beside_a_long_one_keeps_its_shape_and_its_values(visit, two_runs):

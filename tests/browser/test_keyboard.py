@@ -42,7 +42,8 @@ def focus_is_kept(page):
 
 @pytest.fixture
 def charts(visit, platform):
-    """The page of a run whose metrics are drawn."""
+    """The page of a run whose metrics are drawn, without pinned charts."""
+    ChartLayout.objects.all().delete()
     page = visit().page
     page.goto(f"/runs/{platform.trained('charts by keyboard', steps=4)}")
     page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
@@ -102,6 +103,27 @@ def test_pinned_charts_are_moved_drawn_large_and_unpinned(charts):
     press(page, ".toast button", "Undo", key="Shift+Tab")
     expect(names.last).to_have_text("actor/pg_clipfrac")
     expect(names.nth(-2)).to_have_text("timing_s/step")
+
+
+def test_pinned_charts_are_edited_shared_and_dropped(charts):
+    page, names = charts, charts.locator("#pinned-charts h3")
+    pin_from_search(page, "actor/entropy")
+    press(page, "#pinned-share", key="Shift+Tab")
+    expect(page.locator("#pinned-whose")).to_have_text("for everyone in the project")
+    focus_is_kept(page)
+    pin_from_search(page, "actor/pg_clipfrac")
+    tab_to(page, "#pinned-new", key="Shift+Tab")
+    press(page, "#pinned-charts summary", "Actions for actor/pg_clipfrac")
+    press(page, ".menu-body button", "Edit")
+    expect(page.locator("#chart-key")).to_be_focused()
+    tab_to(page, "#chart-title", key="Shift+Tab")
+    page.keyboard.type("clipped")
+    press(page, "#chart-save")
+    expect(names).to_have_text(["actor/entropy", "clipped"])
+    focus_is_kept(page)
+    press(page, "#pinned-reset", key="Shift+Tab")
+    expect(names).to_have_text(["actor/entropy"])
+    focus_is_kept(page)
 
 
 def test_a_pinned_charts_menu_stays_open_while_a_late_save_is_answered(charts):
@@ -174,6 +196,121 @@ def test_samples_side_by_side_are_ordered_filtered_and_downloaded(visit, two_run
     with page.expect_download():
         page.keyboard.press("Enter")
     tab_to(page, "#prompts article a")
+
+
+def test_compared_runs_are_removed_one_after_the_other(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}")
+    page.wait_for_selector("#plot-reward .main-svg >> nth=0")
+    tab_to(page, "#tokens button", f"Remove letters sequential #{two_runs[0]}")
+    page.evaluate("() => { window.was = document.activeElement; }")
+    for _ in range(2):
+        with page.expect_response("**/api/v1/compare?*"):
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(page.locator("#result")).to_be_visible()
+    assert page.evaluate("window.was.isConnected && document.activeElement === window.was"), "unchanged tokens stay"
+    page.keyboard.press("Enter")
+    assert page.evaluate(FOCUSED, ["#tokens button", f"Remove letters oppo #{two_runs[1]}"])
+    page.keyboard.press("Enter")
+    expect(page.locator("#tokens button")).to_have_count(0)
+    expect(page.locator("#add")).to_be_focused()
+
+
+def test_charts_are_added_to_a_comparison_and_removed(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step")
+    page.wait_for_selector("#plot-reward .main-svg >> nth=0")
+    tab_to(page, "#chart-add")
+    page.keyboard.type("vf_lo")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**&charts=critic/vf_loss")
+    page.wait_for_selector("#more-charts .main-svg >> nth=0")
+    focus_is_kept(page)
+    press(page, "#more-charts button", "critic/vf_loss on a logarithmic axis")
+    page.wait_for_url("**&log=critic/vf_loss")
+    assert page.evaluate(FOCUSED, ["#more-charts button[aria-pressed=true]", "critic/vf_loss on a logarithmic axis"])
+    press(page, "#more-charts button", "Remove critic/vf_loss")
+    expect(page.locator("#more-charts > *")).to_have_count(0)
+    expect(page.locator("#chart-add")).to_be_focused()
+
+
+def test_a_step_is_removed_from_samples_side_by_side(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/samples/side-by-side?held_out=false&steps=3,5,7")
+    buttons = page.locator("#steps button")
+    expect(buttons).to_have_count(3)
+    for removed, next_one in (("Remove step 5", "Remove step 7"), ("Remove step 7", "")):
+        tab_to(page, "#steps button", removed)
+        page.keyboard.press("Enter")
+        expect(page.locator(f"#steps button[aria-label='{removed}']")).to_have_count(0)
+        assert page.evaluate(FOCUSED, ["#steps button" if next_one else "#add-step", next_one])
+        page.keyboard.press("Shift+Tab")  # the next token is reached by Tab again
+
+
+def two_pages_of_one_row(page, path):
+    """Let a list have two pages of one row."""
+
+    def answer(route):
+        reply = route.fetch(url=re.sub(r"limit=\d+", "limit=1", route.request.url))
+        route.fulfill(response=reply, json={**reply.json(), **({"next": None} if "cursor=" in route.request.url else {})})
+
+    page.route(re.compile(rf"/{path}\?.*limit="), answer)
+
+
+@pytest.mark.parametrize(
+    ("tab", "path", "rows", "first"),
+    [
+        ("samples", "samples", "#rows tr[data-id]", ".opener"),
+        ("samples/side-by-side?held_out=false", "compare/samples", "#prompts article", ""),
+        ("events?keeps=true", "events", "#events tr", ""),
+    ],
+)
+def test_after_the_last_page_the_first_new_row_has_the_focus(visit, two_runs, tab, path, rows, first):
+    page = visit().page
+    two_pages_of_one_row(page, path)
+    page.goto(f"/runs/{two_runs[1]}/{tab}")
+    expect(page.locator(rows)).to_have_count(1)
+    press(page, "#more")
+    expect(page.locator("#more")).to_be_hidden()
+    row = page.locator(rows).nth(1)
+    expect(row.locator(first) if first else row).to_be_focused()
+
+
+def test_newer_samples_are_loaded_and_have_the_focus(visit, platform):
+    run_id = platform.submit("letters fresh", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(4)))
+    page = visit().page
+    for tab, first in (("samples", "#rows .opener"), ("samples/side-by-side?held_out=false", "#prompts article")):
+        page.goto(f"/runs/{run_id}/{tab}")
+        page.wait_for_selector(first)
+        supervisor.tell(list(story.tell(1)))
+        page.locator("#fresh").wait_for()
+        press(page, "#fresh")
+        expect(page.locator("#fresh")).to_be_hidden()
+        expect(page.locator(first).first).to_be_focused()
+
+
+def test_alerts_are_silenced_and_a_run_archived_by_the_same_button(visit, platform):
+    from oppo_platform.runs.lifecycle import cancel_run
+
+    page = visit().page
+    run_id = platform.submit("letters quiet", steps=5)
+    page.goto(f"/runs/{run_id}")
+    expect(page.locator(".pill[data-state=queued]").first).to_be_visible()
+    silence, archived = (page.locator(f"[data-part={name}]") for name in ("silence", "archived"))
+    press(page, "button", "silence alerts")
+    expect(silence).to_have_text(" · alerts silenced unsilence")
+    expect(silence.locator("button")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(silence).to_have_text(" · silence alerts")
+    expect(silence.locator("button")).to_be_focused()
+    cancel_run(run_id, "user:mira")
+    expect(silence).to_have_text("")
+    press(page, "button", "archive")
+    expect(archived).to_have_text(" · archived unarchive")
+    expect(archived.locator("button")).to_be_focused()
 
 
 def test_a_range_of_runs_is_selected(visit, platform):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 
 import pytest
 from playwright.sync_api import expect
@@ -206,6 +207,75 @@ def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, pla
     page.click("text=Keep running")
 
 
+def test_a_remedy_does_not_take_back_yaml_that_is_being_checked(visit, hold, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    page.click("[data-view=yaml]")
+    text = re.sub(r"micro_batch_tokens: \d+", "micro_batch_tokens: 65536", page.input_value("#yaml"))
+    text = re.sub(r"batch_size: \d+", "batch_size: 64", text)
+    page.fill("#yaml", text)
+    use = page.locator(".plan-remedy").get_by_role("button", name="Use this")
+    expect(use).to_be_visible()
+    held = hold(page, "**/runs/validate")
+    newer = re.sub(r"^steps: \d+$", "steps: 7", text, flags=re.MULTILINE)
+    page.fill("#yaml", newer)
+    use.click()
+    held.come()
+    held.answer(0)
+    expect(page.locator("#yaml")).to_have_value(newer)
+    held.open()
+    use.click()
+    expect(use).to_have_count(0)
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 7$", re.MULTILINE))
+
+
+def test_device_hours_of_a_running_state_do_not_replace_those_of_its_end(visit, hold, platform):
+    run_id = platform.submit("letters counted", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit().page
+    held = hold(page, "**/usage")
+    page.goto(f"/runs/{run_id}")
+    held.come()
+    reply = held.routes[0].fetch()
+    supervisor.end("failed", "It was stopped.")
+    held.come(2)
+    for number, hours in ((1, 7), (0, 5)):
+        route = held.routes[number]
+        with page.expect_event("requestfinished", lambda request, route=route: request == route.request):
+            route.fulfill(response=reply, json={**reply.json(), "device_hours": hours, "devices": 0})
+        page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+        expect(page.locator("#run [data-part=cost]")).to_have_text(" · 7.00 device-hours")
+    held.waiting.clear()
+
+
+def test_runs_that_are_being_tagged_are_not_cancelled_by_the_next_question(visit, hold, platform):
+    runs = [platform.submit(f"letters tagged {n}", steps=3) for n in range(3)]
+    page = visit().page
+    page.goto("/runs?view=all&q=name:tagged")
+    for run_id in runs:
+        page.check(f"#rows input[value='{run_id}']")
+    held = hold(page, re.compile(r"/runs/\d+/(tags|cancel)$"))
+    page.click("[data-bulk=tag]")
+    page.keyboard.type("slow")
+    page.keyboard.press("Enter")
+    held.come()
+    page.keyboard.press("Enter")  # sent once
+    page.keyboard.press("Escape")
+    page.click("[data-bulk=cancel]")
+    for number in range(3):
+        held.come(number + 1)
+        held.answer(number)
+    page.wait_for_selector(".toast >> text=Tags of 3 runs changed")
+    asked = [(route.request.url.rsplit("/", 2)[1:], route.request.post_data_json) for route in held.routes]
+    assert [path for path, _ in asked] == [[str(run_id), "tags"] for run_id in sorted(runs, reverse=True)]
+    assert all(body == {"add": ["slow"], "remove": []} for _, body in asked)
+    expect(page.locator("#bulk-dialog")).to_be_visible()
+    expect(page.locator("#bulk-title")).to_have_text("Cancel 3 runs?")
+    expect(page.locator("#bulk-confirm")).to_be_enabled()
+
+
 def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platform):
     run_id = platform.submit("letters read", steps=30)
     supervisor, story = platform.start(run_id)
@@ -239,6 +309,28 @@ def test_earlier_lines_come_although_new_ones_were_being_asked_for(visit, hold, 
     held.answer(0)
     shown(page, 1301)
     held.open()
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "shown"),
+    [
+        ("/runs/{1}/samples", "**/samples?*", "#found"),
+        ("/runs/{1}/samples/side-by-side?held_out=false", "**/compare/samples?*", "#prompts article"),
+        ("/compare?runs={0},{1}", "**/api/v1/compare?*", "#result"),
+        ("/compare/samples?runs={0},{1}&held_out=false", "**/compare/samples?*", "#prompts article"),
+    ],
+)
+def test_a_page_that_waits_for_data_does_not_look_empty(visit, hold, two_runs, path, wanted, shown):
+    page = visit().page
+    held = hold(page, lambda url: "/api/" in url and fnmatch(url, wanted))
+    page.goto(path.format(*two_runs))
+    held.come()
+    expect(page.locator("#loading .skeleton").first).to_be_visible()
+    expect(page.locator("#nothing")).to_be_hidden()
+    expect(page.locator(shown)).not_to_be_visible()
+    held.open()
+    expect(page.locator(shown).first).to_be_visible()
+    expect(page.locator("#loading")).to_be_hidden()
 
 
 def test_a_comparison_of_no_runs_stays_empty(visit, hold, two_runs):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
+
+from tests.browser.conftest import wait_until
+from tests.browser.test_run_page import points_drawn
 
 pytestmark = pytest.mark.browser
 
@@ -47,6 +52,27 @@ def test_what_deletes_comes_last_and_keys_of_the_timeline_need_no_focus(visit, t
     assert any(f"step {n}" in words for n in (11, 12)), "the gap that is explained is in the window"
 
 
+def test_the_explained_gap_stays_in_the_window_while_the_timeline_follows(visit, platform):
+    run_id = platform.submit("letters followed", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(4)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}/timeline")
+    explained = page.locator("#explain strong")
+    for first, last in ((3, 4), (7, 8)):
+        page.wait_for_selector(f"#range >> text=steps {first}–{last}")
+        expect(explained).to_have_text(re.compile(f" in step [{first}{last}]$"))
+        supervisor.tell(list(story.tell(4)))
+    page.wait_for_selector("#range >> text=steps 11–12")
+    page.locator("#worst button").first.click()
+    chosen = explained.inner_text()
+    page.click("#follow")
+    page.wait_for_selector("#follow[aria-pressed=true]")
+    supervisor.tell(list(story.tell(2)))
+    page.wait_for_selector("#range >> text=steps 13–14")
+    expect(explained).to_have_text(chosen)
+
+
 def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform):
     run_id = platform.submit("letters custom", steps=30)
     supervisor, story = platform.start(run_id)
@@ -73,10 +99,153 @@ def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform
     card = page.locator(".metric", has=page.locator("[data-key='custom/part_299/value']"))
     expect(card.locator(".reading b")).to_have_text("300")
     supervisor.tell(list(story.tell(3)))
+    newest = "[...document.querySelectorAll('.metric:not([hidden]) .js-plotly-plot')].map((plot) => plot.data[0].x.at(-1))"
+    page.wait_for_function(f"() => {newest}.includes(15)")
     page.fill("#metric-search", "no such [")
     expect(page.locator("#metrics-none")).to_be_visible()
     page.fill("#metric-search", "")
     visitor.fits()
+
+
+def test_headings_show_the_values_at_the_cursor_also_after_the_next_step(visit, platform):
+    run_id = platform.submit("letters pointed at", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(4)))
+    page = visit(viewport={"width": 1440, "height": 2600}).page
+    page.goto(f"/runs/{run_id}")
+    page.wait_for_selector("#plot-reward .nsewdrag")
+    page.wait_for_selector("#metric-groups .metric .nsewdrag >> nth=2")
+    step = re.compile(r" · step 3$")
+    box = page.locator("#plot-reward .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60)  # the axis ends at step 10 until step 9
+    expect(page.locator("#by-reward")).to_have_text(step)
+    panel = page.locator(".metric", has=page.locator("[data-key='critic/score/mean']"))
+    value = panel.locator(".reading b").inner_text()
+    supervisor.tell(list(story.tell(2)))
+    points_drawn(page, 6)
+    panel.locator(".js-plotly-plot").evaluate(
+        "(plot) => new Promise((done) => setInterval(() => plot.data.at(-1).x.at(-1) === 6 && done(), 50))"
+    )
+    expect(page.locator("#by-reward")).to_have_text(step)
+    assert panel.locator(".reading b").inner_text() == value
+    expect(page.locator("#plot-entropy line.linked-cursor[visibility=visible]")).to_have_count(1)
+    page.mouse.move(5, 5)
+    expect(page.locator("#by-reward")).not_to_have_text(step)
+    expect(panel.locator(".reading b")).not_to_have_text(value)
+
+
+MERGED = """() => {
+  const send = window.fetch;
+  const column = (from, to, by, more = {}) => {
+    const step = Array.from({ length: Math.floor((to - from) / by) + 1 }, (_, i) => from + i * by);
+    return { step, x: step, y: step, ...more };
+  };
+  window.fetch = async (url, options) => {
+    const { pathname, searchParams } = new URL(url, location.href);
+    if (!pathname.endsWith("/metrics")) return send(url, options);
+    const [from, to] = ["since_step", "to_step"].map((name) => Number(searchParams.get(name)));
+    const whole = column(100, 20000, 100);
+    const rows = to ? column(from + 1, to, 1) : { ...whole, low: whole.y, high: whole.y };
+    const keys = searchParams.get("keys").split(",").filter((key) => !key.includes("*"));
+    const body = JSON.stringify({ series: Object.fromEntries(keys.map((key) => [key, rows])), last_step: 20000 });
+    return new Response(body, { headers: { "content-type": "application/json" } });
+  };
+}"""
+
+
+def test_headings_show_the_newest_value_of_the_run_also_while_its_start_is_zoomed(visit, two_runs):
+    page = visit(viewport={"width": 1440, "height": 4000}).page
+    page.add_init_script(f"({MERGED})(); localStorage.setItem('oppo-smoothing', 0);")
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#plot-kl .nsewdrag")
+    panel = page.locator(".metric", has=page.locator("[data-key='objective/kl']"))
+    panel.locator(".nsewdrag").wait_for()
+    expect(page.locator("#at-kl")).to_have_text("20000.00")
+    box = page.locator("#plot-kl .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 60, box["y"] + 62, steps=4)
+    page.mouse.up()
+    page.mouse.move(5, 5)
+    fine = "(plot) => new Promise((done) => setInterval(() => plot.data.at(-1).x[1] - plot.data.at(-1).x[0] === 1 && done(), 50))"
+    page.locator("#plot-kl").evaluate(fine)
+    panel.locator(".js-plotly-plot").evaluate(fine)
+    expect(page.locator("#at-kl")).to_have_text("20000.00")
+    expect(panel.locator(".reading b")).to_have_text("20,000")
+
+
+def test_a_double_click_takes_back_a_zoom_of_the_y_axis_alone(visit, two_runs):
+    page = visit(viewport={"width": 1440, "height": 2600}).page
+    page.goto(f"/runs/{two_runs[0]}")
+    area = page.locator("#metric-groups .metric .nsewdrag").first
+    area.wait_for()
+    page.wait_for_selector("#plot-reward .nsewdrag")
+    plot = page.locator("#metric-groups .metric .js-plotly-plot").first
+    height = "(plot) => plot._fullLayout.yaxis.range[1] - plot._fullLayout.yaxis.range[0]"
+    whole = plot.evaluate(height)
+    box = area.bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 61, box["y"] + 40, steps=4)
+    page.mouse.up()
+    wait_until(lambda: page.wait_for_timeout(20) or plot.evaluate(height) < whole / 2, "the chart is not zoomed", 30)
+    plot.evaluate("(plot) => { plot._mouseDownTime = 0; }")  # the drag is not the first of the clicks
+    area.dblclick()
+    wait_until(lambda: page.wait_for_timeout(20) or plot.evaluate(height) == whole, "the chart stays zoomed", 30)
+
+
+NEXT_STEP = """async () => {
+  const { run } = await import("/static/js/run/store.js");
+  run.take({ ...run.summary, step: run.summary.step + 1 });
+}"""
+
+
+def test_a_chart_in_full_screen_is_drawn_although_requests_take_longer_than_a_step(visit, two_runs):
+    page = visit().page
+    held = []
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    page.route(lambda url: "keys=actor%2Fentropy&x=step&max_points=2000" in url, lambda route: held.append(route))
+    opened(page, "actor/entropy").get_by_text("Full screen", exact=True).click()
+    for _ in range(2):
+        wait_until(lambda: page.wait_for_timeout(20) or held, "the chart is not requested", 30)
+        page.evaluate(NEXT_STEP)
+        page.evaluate(NEXT_STEP)
+        assert len(held) == 1, "one request at a time"
+        held.pop().continue_()
+        page.wait_for_selector("dialog.full .main-svg >> nth=0")
+    page.unroute_all(behavior="ignoreErrors")
+
+
+RENEWED = """async () => {
+  const { run } = await import("/static/js/run/store.js");
+  const { metricColumns } = await import("/static/js/run/metric-columns.js");
+  const { panelDrawer } = await import("/static/js/run/panel-drawer.js");
+  const send = window.fetch;
+  let [asked, drawn] = [0, 0];
+  window.fetch = async (url, options) => {
+    if (!url.includes("keys=slow")) return send(url, options);
+    asked += 1;
+    run.take({ ...run.summary, step: run.summary.step + 1 });
+    const body = JSON.stringify({ series: { slow: { step: [1], x: [1], y: [1] } } });
+    return new Response(body, { headers: { "content-type": "application/json" } });
+  };
+  const plot = document.querySelector("h1");
+  const panel = { plot, chart: { keys: ["slow"] }, purge() {}, read() {}, draw: async () => (drawn += 1) };
+  const drawer = panelDrawer(metricColumns({ axis: "step", zoomed: null }, 400), { add() {}, remove() {} });
+  drawer.watch(panel);
+  while (!drawn) await new Promise((done) => setTimeout(done));
+  for (let i = 0; i < 50; i++) await new Promise((done) => setTimeout(done));
+  window.fetch = send;
+  return [asked, drawn];
+}"""
+
+
+def test_charts_are_requested_once_although_every_request_takes_longer_than_a_step(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    assert page.evaluate(RENEWED) == [1, 1]
 
 
 def opened(page, name):

@@ -165,16 +165,20 @@ function onChange(redraw) {
 }
 
 /* Charts with one cursor and one zoom, which come and go.
-     const linked = T.linked(read, zoomed);  linked.add(plot);  linked.remove(plot);  linked.mark(x)
-   `add` returns whether it is new. `read(x)` is called on every move, and with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. */
+     const linked = T.linked(read, zoomed);  linked.add(plot);  linked.remove(plot);  linked.mark(x);  linked.at
+   `add`, called after every drawing, places the cursor, and returns whether the chart is new. `read(x)` is called on every move,
+   and with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. `at`: where the cursor is, or null. */
 function linked(read, zoomed) {
   const plots = new Set();
   let busy = false;
   let at = null;
   function point(x) {
+    move(x);
+    read(at);
+  }
+  function move(x) {
     at = x;
     mark(plots, at);
-    read(at);
   }
   function zoom(plot, e) {
     if (busy || !("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
@@ -191,6 +195,7 @@ function linked(read, zoomed) {
     });
   }
   function add(plot) {
+    mark([plot], at);
     if (plots.has(plot)) return false;
     plots.add(plot);
     plot.on("plotly_hover", (e) => point(e.points[0].x));
@@ -199,7 +204,14 @@ function linked(read, zoomed) {
     plot.on("plotly_doubleclick", () => zoomed({ "xaxis.autorange": true })); // Plotly's own goes to the first range drawn
     return true;
   }
-  return { add, remove: (plot) => plots.delete(plot), mark: (x) => mark(plots, x) };
+  return {
+    add,
+    remove: (plot) => plots.delete(plot),
+    mark: move,
+    get at() {
+      return at;
+    },
+  };
 }
 function mark(plots, x) {
   // an SVG line over the plot: cheaper than a relayout

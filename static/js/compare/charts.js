@@ -86,7 +86,6 @@ function build(name, drawn, v) {
     annotations: [],
     xaxis: {
       nticks: main ? 9 : 5,
-      rangemode: "tozero",
       uirevision: `${v.view.axis} ${v.view.zoom}`,
       title: { text: main ? v.axis.title : "" },
     },
@@ -95,11 +94,13 @@ function build(name, drawn, v) {
       uirevision: `${v.view.axis} ${v.view.outliers} ${v.resets} ${isLog}`,
     },
   };
-  if (v.view.zoom) layout.xaxis.range = v.view.zoom.map((x) => x / v.axis.size);
+  layout.xaxis.range = v.view.zoom ? v.view.zoom.map((x) => x / v.axis.size) : [0, endOf(drawn)];
   if (main && f.known(v.reply.target)) target(layout, drawn, v);
   if (v.view.outliers && !isLog) middle(layout, name, drawn, v);
   return { data: traces(name, drawn, v), layout: T.layout(layout) };
 }
+/* Plotly's own range would count the previous drawing's lines and labels, whose axis may have had another unit. */
+const endOf = (drawn) => Math.max(0, ...[...drawn.runs.values()].map(({ x }) => x.at(-1) ?? 0)) || 1;
 /* A line at the target, and a drop line from each curve to the axis where it reaches the target. */
 function target(layout, drawn, v) {
   const goal = v.reply.target;
@@ -130,6 +131,7 @@ function target(layout, drawn, v) {
     font: { size: 11, color: T.css("--text-3") },
   });
   const few = v.many ? drawn.shown.filter((c) => c.entry.key === v.view.picked) : drawn.shown;
+  const right = layout.xaxis.range[1];
   few.forEach((c, k) => {
     const x = c.entry.hit ? placeOf(c, v) : null;
     if (x === null) return;
@@ -146,8 +148,8 @@ function target(layout, drawn, v) {
       y: lo - room,
       text: v.axis.write(x),
       showarrow: false,
-      xanchor: "left",
-      xshift: 4,
+      xanchor: x > 0.85 * right ? "right" : "left",
+      xshift: x > 0.85 * right ? -4 : 4,
       yanchor: "bottom",
       yshift: 14 * k,
       font: { size: 12, color: T.css("--text-2") },

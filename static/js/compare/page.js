@@ -12,7 +12,7 @@ import * as Tables from "./tables.js";
 import * as View from "./view.js";
 import * as api from "../core/api.js";
 import { ApiError } from "../core/api.js";
-import { el, runLabel, setText } from "../core/dom.js";
+import { el, keepFocus, runLabel, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { showConnection } from "../core/live.js";
 
@@ -30,7 +30,7 @@ let newest = 0;
 let timer = 0;
 let since = new Date();
 let linked = null;
-let cursor = null;
+let cursor = null; // in the data's own unit, as the zoom: the axis may change its unit as runs grow
 let resets = 0;
 let colours = new Map();
 const more = moreCharts({
@@ -58,7 +58,9 @@ async function load() {
   clearTimeout(timer);
   tokens();
   $("nothing").hidden = view.ids.length > 1;
+  $("loading").hidden = !view.ids.length || reply !== null;
   const mine = ++newest;
+  const { axis } = view;
   if (!view.ids.length) {
     reply = null;
     $("result").hidden = true;
@@ -73,7 +75,8 @@ async function load() {
   try {
     const [got] = await Promise.all([api.get("compare", query), loadPlotly()]);
     if (mine !== newest) return;
-    reply = got;
+    if (reply?.axis !== axis) cursor = null;
+    reply = { ...got, axis };
   } catch (e) {
     if (mine !== newest) return;
     if (e instanceof ApiError && e.status < 500) refuse(e);
@@ -90,7 +93,7 @@ async function load() {
 }
 function refuse(e) {
   // the server refused: nothing is live until the next request
-  $("live").hidden = true;
+  $("live").hidden = $("loading").hidden = true;
   $("refused").hidden = false;
   setText(
     $("refused").querySelector("p"),
@@ -156,14 +159,16 @@ function choices() {
 }
 function draw() {
   $("result").hidden = false;
+  $("loading").hidden = true;
   $("refused").hidden = true;
   tokens();
   const listed = entries(reply, colours);
-  const axis = axisOf(view.axis, furthest(reply));
-  v = { view, resets, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
+  const shown = shownView();
+  const axis = axisOf(shown.axis, furthest(reply));
+  v = { view: shown, resets, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
   more.show();
   names().forEach((name) => {
-    v.drawn[name] = curves(name, reply, listed, view, axis.size);
+    v.drawn[name] = curves(name, reply, listed, shown, axis.size);
     const made = build(name, v.drawn[name], v);
     Plotly.react(plot(name), made.data, made.layout, { ...T.config, doubleClick: false });
   });
@@ -175,7 +180,7 @@ function draw() {
     Tables.differences(v);
     Tables.legend(v);
   });
-  Tables.values(v, cursor);
+  showCursor();
   Parallel.draw($("parallel"), v, { onPoint: point, onPick: pick });
   setText(
     $("parallel-note"),
@@ -184,12 +189,8 @@ function draw() {
       : "",
   );
 }
-function keepFocus(redraw) {
-  const key = document.activeElement && document.activeElement.dataset.focus;
-  redraw();
-  const twin = key && document.querySelector(`[data-focus="${CSS.escape(key)}"]`);
-  if (twin) twin.focus({ preventScroll: true });
-}
+/* The choices, on the axis of the reply: another one may be chosen, and its reply not here yet. */
+const shownView = () => ({ ...view, axis: reply.axis, zoom: reply.axis === view.axis ? view.zoom : null });
 const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again: false });
 
 /* Draw the run under the pointer or the focus on top; null: none. */
@@ -221,19 +222,27 @@ function link() {
     });
   });
 }
-/* The dragged range in the data's own unit: the axis may change its unit as runs grow. */
+/* The dragged range in the data's own unit. */
 function zoomed(e) {
-  if (!("xaxis.range[0]" in e)) return;
+  if (!("xaxis.range[0]" in e) || v.view.axis !== view.axis) return;
   const zoom = [e["xaxis.range[0]"], e["xaxis.range[1]"]].map((x) => x * v.axis.size);
   const close = (a, b) => Math.abs(a - b) < 1e-5 * (zoom[1] - zoom[0]);
   if (!view.zoom || !zoom.every((x, i) => close(x, view.zoom[i]))) choose({ zoom }, { again: false });
 }
 function moved(x) {
-  cursor = x;
+  cursor = x === null ? null : x * v.axis.size;
+  showValues(x);
+}
+function showValues(x) {
   Tables.values(v, x);
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
-  if (document.activeElement !== $("cursor"))
-    $("cursor").value = x === null ? 1000 : Math.round((1000 * (x - from)) / (to - from));
+  $("cursor").value = x === null ? 1000 : Math.round((1000 * (x - from)) / (to - from));
+}
+/* After a redraw, whose axis may have another unit or end. */
+function showCursor() {
+  const x = cursor === null ? null : cursor / v.axis.size;
+  linked.mark(x);
+  showValues(x);
 }
 function slide() {
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
@@ -248,10 +257,7 @@ function listen() {
     if (!view.ids.includes(id)) choose({ ids: [...view.ids, id] });
   });
   document.querySelectorAll("[data-axis]").forEach((b) =>
-    b.addEventListener("click", () => {
-      cursor = null;
-      choose({ axis: b.dataset.axis, zoom: null });
-    }),
+    b.addEventListener("click", () => choose({ axis: b.dataset.axis, zoom: null })),
   );
   $("outliers").addEventListener("change", (e) => choose({ outliers: e.target.checked }, { again: false }));
   $("counted").addEventListener("change", (e) => choose({ counted: e.target.checked }));

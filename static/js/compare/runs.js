@@ -1,5 +1,6 @@
 /* The compared runs on both pages of Compare: their colours, a token for each, and the links from one page to the other. */
-import { el, runLabel, runMark, setText } from "../core/dom.js";
+import { drawTokens } from "../core/chosen-list.js";
+import { runLabel, setText } from "../core/dom.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -22,16 +23,8 @@ export function drawRuns(ids, colours, runs, onRemove) {
     const option = $("add").querySelector(`option[value="${id}"]`);
     return run ? runLabel(run) : option ? option.dataset.label : `#${id}`;
   };
-  $("tokens").replaceChildren(
-    ...ids.map((id) =>
-      el(
-        "span",
-        { class: "token", ...runMark(colours.get(id)) },
-        el("b", {}, name(id)),
-        el("button", { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => onRemove(id) }, "×"),
-      ),
-    ),
-  );
+  const tokens = ids.map((id) => ({ key: id, text: name(id), colour: colours.get(id) }));
+  drawTokens($("tokens"), tokens, { add: $("add"), remove: onRemove });
   [...$("add").options].forEach((option) => {
     option.disabled = ids.includes(Number(option.value));
   });

@@ -2,7 +2,7 @@
      const chosen = chosenList(list, { announce, empty, labels: ["Move up:", "Move down:"] })
      chosen.add("actor/entropy", "Entropy");  chosen.keys();  chosen.clear()
    `announce(text)` describes a change to people who do not see it; `empty()` takes the focus when nothing is left. */
-import { el } from "./dom.js";
+import { el, keepFocus, runMark } from "./dom.js";
 
 export function chosenList(list, { announce, empty, labels }) {
   let dragged = null;
@@ -67,6 +67,24 @@ export function chosenList(list, { announce, empty, labels }) {
     dragged = null;
   });
   return { add, keys, clear: () => list.replaceChildren() };
+}
+/* Names in a row, each with a button that removes it. A row without changes is not drawn anew, so that a button keeps the focus
+   and the press on it; the focus of a removed one goes to the next, or to `add`. `tokens`: [{ key, text, colour }, …] */
+export function drawTokens(row, tokens, { add, remove }) {
+  const drawn = JSON.stringify(tokens);
+  if (row.dataset.drawn === drawn) return;
+  row.dataset.drawn = drawn;
+  const buttons = () => [...row.querySelectorAll("button")];
+  const at = buttons().indexOf(document.activeElement);
+  const token = ({ key, text, colour }) => {
+    const attributes = { type: "button", "aria-label": `Remove ${text}`, "data-focus": `${row.id}-${key}` };
+    const button = el("button", { ...attributes, onclick: () => remove(key) }, "×");
+    return el("span", { class: "token", ...(colour && runMark(colour)) }, el("b", {}, text), button);
+  };
+  keepFocus(
+    () => row.replaceChildren(...tokens.map(token)),
+    () => buttons()[at] || add,
+  );
 }
 /* Options that start with the typed text, then those that contain it. */
 export function matching(options, typed) {

@@ -46,6 +46,23 @@ const readJson = (id) => JSON.parse(document.getElementById(id).textContent);
 const setText = (node, text) => {
   if (node && node.textContent !== text) node.textContent = text;
 };
+/* Redraw. The focus stays on the element with the same `data-focus`; where that is gone, it goes to `heir()`. */
+function keepFocus(redraw, heir = () => null) {
+  const focused = document.activeElement;
+  const key = focused && focused.dataset.focus;
+  redraw();
+  if (!key || focused.isConnected) return;
+  const twin = document.querySelector(`[data-focus="${CSS.escape(key)}"]`) || heir();
+  if (twin) twin.focus({ preventScroll: true });
+}
+/* Show or hide a button. Where it is hidden after it was pressed, the focus goes to `heir`. */
+function setShown(button, isShown, heir) {
+  const isFocused = document.activeElement === button;
+  button.hidden = !isShown;
+  if (isShown || !isFocused) return;
+  if (heir.tabIndex < 0) heir.tabIndex = -1;
+  heir.focus();
+}
 
 let toasts;
 /* With an action ({ label, act }) it stays longer, and while the pointer is on it. */
@@ -73,4 +90,6 @@ function toast(message, action) {
   const leave = () => (box.matches(":hover, :focus-within") ? setTimeout(leave, 1000) : box.remove());
   setTimeout(leave, action ? 12000 : 4000);
 }
-export { el, icon, pill, alertTitle, runColour, runLabel, runMark, runPattern, readJson, setText, toast };
+export {
+  el, icon, pill, alertTitle, runColour, runLabel, runMark, runPattern, readJson, setText, setShown, keepFocus, toast,
+};

@@ -10,7 +10,6 @@ import { pinnedCharts } from "./pinned-charts.js";
 import { run } from "./store.js";
 
 const POINTS = 400; // of a chart, which is about as wide
-const RENEW_MS = 4000;
 const $ = (id) => document.getElementById(id);
 const search = $("metric-search");
 const order = (a, b) => a.localeCompare(b, "en", { numeric: true });
@@ -71,7 +70,6 @@ export function allMetrics(view, linked) {
   const panels = new Map(); // by key
   const openFull = (charts, i) => fullScreen(charts, i, view);
   const visible = () => [...document.querySelectorAll("#metric-groups .metric:not([hidden])")].map((n) => n.dataset.name);
-  let timer = 0;
 
   const menuOf = (key) => () => {
     const { chart } = panels.get(key);
@@ -117,10 +115,7 @@ export function allMetrics(view, linked) {
   filter(panels);
   run.follow(() => {
     addPanels();
-    timer ||= setTimeout(() => {
-      timer = 0;
-      drawer.load();
-    }, RENEW_MS);
+    drawer.renew();
   });
   return { load: drawer.load, redraw: drawer.redraw, read: drawer.read };
 }

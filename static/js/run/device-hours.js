@@ -10,6 +10,7 @@ export function showHours() {
   let state = "";
   let usage = null;
   let at = 0;
+  let requests = 0;
 
   function show() {
     if (!usage) return;
@@ -17,7 +18,10 @@ export function showHours() {
     setText(place, hours ? ` · ${f.deviceTime(hours)}` : "");
   }
   async function ask() {
-    usage = await api.get(`runs/${run.id}/usage`);
+    const request = ++requests;
+    const reply = await api.get(`runs/${run.id}/usage`);
+    if (request !== requests) return; // that of an earlier state
+    usage = reply;
     at = Date.now();
     show();
   }

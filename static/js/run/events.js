@@ -2,7 +2,7 @@
    While only the first page is shown, new events appear on top; otherwise a button announces them. */
 import * as api from "../core/api.js";
 import { ApiError, tryAgain } from "../core/api.js";
-import { alertTitle, el, icon, pill, setText } from "../core/dom.js";
+import { alertTitle, el, icon, pill, setShown, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { marked, splitQuery } from "../core/highlight.js";
 import { run } from "./store.js";
@@ -108,13 +108,15 @@ function row(event) {
 }
 function draw(items, further) {
   $("loading").hidden = true;
-  if (further) table.append(...items.map(row));
-  else table.replaceChildren(...items.map(row));
+  const drawn = items.map(row);
+  const first = drawn[0] || $("q");
+  if (further) table.append(...drawn);
+  else table.replaceChildren(...drawn);
   const any = table.children.length > 0;
   const filtered = state.q || state.kinds;
   $("found").hidden = !any;
-  $("more").hidden = next === null;
-  $("fresh").hidden = true;
+  setShown($("more"), next !== null, first);
+  setShown($("fresh"), false, first);
   $("nothing").hidden = any;
   setText(
     $("nothing"),

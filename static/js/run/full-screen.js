@@ -13,6 +13,8 @@ export function fullScreen(charts, first, view) {
   let at = first;
   let panel = null;
   let retry = 0;
+  let busy = false;
+  let again = false;
 
   function show(i) {
     at = (i + charts.length) % charts.length;
@@ -22,17 +24,28 @@ export function fullScreen(charts, first, view) {
     refresh();
   }
   async function refresh() {
-    const shown = panel;
+    again = true;
+    if (busy || !panel) return;
+    busy = true;
     clearTimeout(retry);
-    if (!shown || !box.open) return;
     try {
-      while ((await columns.load(shown.chart.keys)).length);
+      while (again && box.open) {
+        again = false;
+        await loadAndDraw(panel);
+      }
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
       retry = tryAgain(e, refresh);
-      return;
+    } finally {
+      busy = false;
     }
-    if (shown === panel && box.open) await panel.draw();
+  }
+  async function loadAndDraw(shown) {
+    const { step } = run.summary;
+    while ((await columns.load(shown.chart.keys, step)).length);
+    if (shown !== panel || !box.open) return;
+    await shown.draw();
+    shown.read(null);
   }
   const button = (label, sign, by) =>
     el("button", { class: "btn btn-icon", type: "button", "aria-label": label, onclick: () => show(at + by) }, sign);

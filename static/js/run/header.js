@@ -157,45 +157,32 @@ function alerts() {
     ),
   );
 }
+/* What the run is, and a button that changes it: the same one after the change, so that it keeps the focus. No button where the
+   user may only read. */
+function offer(place, { words, label, turn }) {
+  const button = place.querySelector("button");
+  const before = words ? `${words} ` : " · ";
+  if (!label || "reads" in place.dataset) setText(place, words);
+  else if (button) {
+    place.firstChild.data = before;
+    setText(button, label);
+  } else place.replaceChildren(before, el("button", { class: "link", type: "button", onclick: turn }, label));
+}
 /* Whether messages about its alerts are sent. Not shown after the end. */
 function silence() {
-  const place = part("silence");
-  const reads = "reads" in place.dataset;
-  const words = summary.silent ? " · alerts silenced" : "";
-  const button = hasEnded() || reads ? null : summary.silent ? "unsilence" : "silence alerts";
-  if (place.dataset.now === `${words}${button}`) return;
-  place.dataset.now = `${words}${button}`;
-  place.replaceChildren(
-    words || (button ? " · " : ""),
-    words && button ? " " : "",
-    ...(button
-      ? [
-          el(
-            "button",
-            {
-              class: "link",
-              type: "button",
-              onclick: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }),
-            },
-            button,
-          ),
-        ]
-      : []),
-  );
+  offer(part("silence"), {
+    words: summary.silent ? " · alerts silenced" : "",
+    label: hasEnded() ? null : summary.silent ? "unsilence" : "silence alerts",
+    turn: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }),
+  });
 }
 /* Whether lists show it; can be changed after its end. */
 function archived() {
-  const place = part("archived");
-  const words = summary.archived ? " · archived" : "";
-  const button = !hasEnded() || "reads" in place.dataset ? null : summary.archived ? "unarchive" : "archive";
-  if (place.dataset.now === `${words}${button}`) return;
-  place.dataset.now = `${words}${button}`;
-  const turn = () => change(`runs/${summary.id}/${summary.archived ? "unarchive" : "archive"}`);
-  place.replaceChildren(
-    words || (button ? " · " : ""),
-    words && button ? " " : "",
-    ...(button ? [el("button", { class: "link", type: "button", onclick: turn }, button)] : []),
-  );
+  offer(part("archived"), {
+    words: summary.archived ? " · archived" : "",
+    label: !hasEnded() ? null : summary.archived ? "unarchive" : "archive",
+    turn: () => change(`runs/${summary.id}/${summary.archived ? "unarchive" : "archive"}`),
+  });
 }
 async function change(path, body) {
   try {

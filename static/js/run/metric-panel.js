@@ -29,7 +29,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
     plot,
   );
   const colourOf = (i) => T.run(several ? i + 1 : view.colour);
-  const rows = () => chart.keys.map((key) => columns.get(key)).map((column) => column || { step: [], x: [], y: [] });
+  const rows = (columnOf = columns.get) => chart.keys.map((key) => columnOf(key) || { step: [], x: [], y: [] });
   const endOf = () => Math.max(0, ...rows().map(({ x }) => x[x.length - 1] || 0));
 
   function traces(column, i) {
@@ -63,15 +63,14 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
   async function draw() {
     panel.drawn = true;
     await Plotly.react(plot, rows().flatMap(traces), layout(), large ? T.config : { ...T.config, doubleClick: false });
-    read(null);
   }
   function purge() {
     if (panel.drawn) Plotly.purge(plot);
     panel.drawn = false;
   }
-  /* Values at a place of the axis; at the end for null. */
+  /* Values at a place of the axis; the run's newest for null. */
   function read(x) {
-    const values = rows().map((column) => figureAt(column, x));
+    const values = rows(x === null ? columns.whole : columns.get).map((column) => figureAt(column, x));
     if (!several) setText(at, values[0]);
     else
       legend.replaceChildren(

@@ -1,15 +1,22 @@
 /* Draws the panels that are in view or close to it, and fetches what they need.
-     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel);  drawer.load();  drawer.redraw()
+     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel)
+     drawer.load();  drawer.redraw();  drawer.renew()
+   `load` fetches what panels lack, `renew` the run's newer steps, RENEW_MS after the previous ones are drawn.
    What is out of view is not kept drawn: hundreds of charts would be redrawn at every change of the window's size. */
 import * as api from "../core/api.js";
+import { run } from "./store.js";
+
+const RENEW_MS = 4000;
 
 export function panelDrawer(columns, linked) {
   const byPlot = new Map();
   const near = new Set();
   const waiting = new Set(); // panels to draw
-  let loading = false;
+  let { step } = run.summary; // up to which the panels show the run
+  let pass = null;
   let again = false;
   let retry = 0;
+  let renewal = 0;
 
   const seen = new IntersectionObserver(
     (entries) => {
@@ -41,35 +48,49 @@ export function panelDrawer(columns, linked) {
     byPlot.delete(panel.plot);
     leave(panel);
   }
-  const missing = () => [...new Set([...near].flatMap((panel) => panel.chart.keys))].filter((key) => !columns.isFresh(key));
+  const missing = (target) =>
+    [...new Set([...near].flatMap((panel) => panel.chart.keys))].filter((key) => !columns.isFresh(key, target));
 
-  async function load() {
-    if (loading) {
-      again = true;
-      return;
-    }
-    loading = true;
+  /* Resolves when nothing is missing, or the server could not be asked. */
+  function load() {
+    again = true;
+    pass ||= loadAll().finally(() => {
+      pass = null;
+    });
+    return pass;
+  }
+  async function loadAll() {
     clearTimeout(retry);
     try {
-      await drawWaiting();
-      for (let keys = missing(); keys.length; keys = missing()) {
-        const changed = new Set(await columns.load(keys));
-        near.forEach((panel) => {
-          if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) waiting.add(panel);
-        });
-        await drawWaiting();
+      while (again) {
+        again = false;
+        await loadMissing();
       }
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof api.ApiError)) throw e; // the connection's status shows it
       retry = api.tryAgain(e, load);
-      again = false;
-    } finally {
-      loading = false;
     }
-    if (again) {
-      again = false;
-      load();
+  }
+  async function loadMissing() {
+    const target = step;
+    await drawWaiting();
+    for (let keys = missing(target); keys.length; keys = missing(target)) {
+      const changed = new Set(await columns.load(keys, target));
+      near.forEach((panel) => {
+        if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) waiting.add(panel);
+      });
+      await drawWaiting();
     }
+  }
+  function renew() {
+    if (renewal || step === run.summary.step) return;
+    renewal = setTimeout(() => {
+      ({ step } = run.summary);
+      load().finally(() => {
+        renewal = 0;
+        renew(); // for summaries that came meanwhile
+      });
+    }, RENEW_MS);
   }
   /* One chart in each task, so that scrolling stays smooth. */
   async function drawWaiting() {
@@ -77,8 +98,10 @@ export function panelDrawer(columns, linked) {
       const [panel] = waiting;
       waiting.delete(panel);
       await panel.draw();
-      if (near.has(panel)) linked.add(panel.plot);
-      else leave(panel);
+      if (near.has(panel)) {
+        linked.add(panel.plot);
+        panel.read(linked.at);
+      } else leave(panel);
       await new Promise((done) => setTimeout(done));
     }
   }
@@ -87,5 +110,5 @@ export function panelDrawer(columns, linked) {
     load();
   }
   const read = (x) => near.forEach((panel) => panel.drawn && panel.read(x));
-  return { watch, forget, load, redraw, read };
+  return { watch, forget, load, redraw, renew, read };
 }

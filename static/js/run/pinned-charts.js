@@ -1,6 +1,6 @@
 /* The pinned charts, above all metrics: one's own, or else the project's. Every change is saved at once. */
 import * as api from "../core/api.js";
-import { el, readJson, setText, toast } from "../core/dom.js";
+import { readJson, setShown, setText, toast } from "../core/dom.js";
 import { editChart } from "./chart-editor.js";
 import { metricPanel, titleOf } from "./metric-panel.js";
 
@@ -47,8 +47,8 @@ export function pinnedCharts(host) {
     if (focused >= 0) (panels[focused]?.node.querySelector("summary") || $("pinned-new")).focus();
     $("pinned-none").hidden = panels.length > 0;
     setText($("pinned-whose"), !panels.length ? "" : layout.own ? "only for you" : "for everyone in the project");
-    $("pinned-share").hidden = !(layout.own && layout.may_share);
-    $("pinned-reset").hidden = !(layout.own && layout.shared);
+    setShown($("pinned-share"), layout.own && layout.may_share, $("pinned-new"));
+    setShown($("pinned-reset"), layout.own && layout.shared, $("pinned-new"));
   }
   /* Changes are saved one after the other, since each replaces all charts. When the last one is answered, the page shows what the
      server has. Resolves to whether it was saved. */

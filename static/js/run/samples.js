@@ -2,7 +2,7 @@
    never move by themselves: newer responses load on request. */
 import * as api from "../core/api.js";
 import { ApiError, tryAgain } from "../core/api.js";
-import { el, setText } from "../core/dom.js";
+import { el, setShown, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { describeKey } from "../core/keys.js";
 import { marked, splitQuery } from "../core/highlight.js";
@@ -141,14 +141,16 @@ function row(s) {
 }
 function draw(added) {
   $("loading").hidden = true;
-  if (added) rows.append(...added.map(row));
-  else rows.replaceChildren(...items.map(row));
+  const drawn = (added || items).map(row);
+  const first = drawn.length ? drawn[0].querySelector(".opener") : $("q");
+  if (added) rows.append(...drawn);
+  else rows.replaceChildren(...drawn);
   const any = items.length > 0;
   $("found").hidden = $("keys").hidden = !any;
-  $("more").hidden = next === null;
+  setShown($("more"), next !== null, first);
   $("clear").hidden = !filters().length;
   $("same-prompt").hidden = !state.prompt;
-  $("fresh").hidden = true;
+  setShown($("fresh"), false, first);
   setText(
     $("count"),
     any ? `${f.whole(items.length)} ${items.length === 1 ? "response" : "responses"}${next ? ", and more" : ""}` : "",

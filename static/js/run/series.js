@@ -1,5 +1,6 @@
 /* The metrics of one run, by column, growing while it trains: only new steps are fetched.
      const series = runSeries(runId, ["objective/kl", "bubble/*"]);  await series.update(summary);  series.get("objective/kl") → {step, x, y, low, high, thinned}
+     series.whole.get("objective/kl")   the whole run's also while a range is zoomed
    In a long run a row merges many steps: y is their mean, low and high their extremes. Zooming fetches the steps themselves. */
 import * as api from "../core/api.js";
 import { run } from "./store.js";
@@ -17,7 +18,6 @@ export function runSeries(runId, keys) {
   let range = null; // the columns of a zoomed range of merged steps
 
   const empty = { step: [], x: [], y: [], low: [], high: [], thinned: false };
-  const get = (key) => (near || columns)[key] || empty;
   const whole = (more) => ({ low: more.y, high: more.y, ...more, thinned: "low" in more });
   const longest = () => Math.max(0, ...Object.values(columns).map((c) => c.step.length));
 
@@ -95,24 +95,27 @@ export function runSeries(runId, keys) {
     }
     return lo > 0 && x - list[lo - 1] < list[lo] - x ? lo - 1 : lo;
   }
-  /* `key` at the steps of another column; `otherwise` where it has no point. Thinned columns keep different steps, so the
-     nearest within one gap counts. */
-  function along(key, steps, otherwise) {
-    const column = get(key);
-    const gap = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : 1;
-    return steps.map((step) => {
-      const i = nearest(column.step, step);
-      return i >= 0 && Math.abs(column.step[i] - step) < Math.max(1, gap) && column.y[i] !== null
-        ? column.y[i]
-        : otherwise;
-    });
+  function reader(source) {
+    const get = (key) => source()[key] || empty;
+    /* `key` at the steps of another column; `otherwise` where it has no point. Thinned columns keep different steps, so the
+       nearest within one gap counts. */
+    function along(key, steps, otherwise) {
+      const column = get(key);
+      const gap = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : 1;
+      return steps.map((step) => {
+        const i = nearest(column.step, step);
+        return i >= 0 && Math.abs(column.step[i] - step) < Math.max(1, gap) && column.y[i] !== null
+          ? column.y[i]
+          : otherwise;
+      });
+    }
+    return { get, along, nearest };
   }
   return {
+    ...reader(() => near || columns),
+    whole: reader(() => columns),
     update,
-    get,
     zoom,
-    along,
-    nearest,
     setAxis,
     get lastStep() {
       return lastStep;

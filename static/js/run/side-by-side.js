@@ -1,5 +1,5 @@
 /* The view "Side by side" of a run's Samples tab. Nothing moves by itself: newer samples load on request. */
-import { setText } from "../core/dom.js";
+import { setShown, setText } from "../core/dom.js";
 import * as SideBySide from "../samples/side-by-side.js";
 import { run } from "./store.js";
 
@@ -13,7 +13,7 @@ SideBySide.start({
   onReply() {
     seen = run.summary.step;
     outdated = false;
-    fresh.hidden = true;
+    setShown(fresh, false, document.getElementById("prompts").firstElementChild || document.getElementById("q"));
   },
 });
 /* Evaluations come every so many steps, and at the end. */

@@ -38,6 +38,7 @@ let outdated = false;
 let queued = 0;
 let resting = 0;
 let requests = 0;
+let automatic = false; // whether the explained gap was picked by the page
 
 /* --- cause and remedy: only measured figures ---------------------------------------------------------- */
 const overlap = run.spec.overlap || {};
@@ -78,7 +79,7 @@ async function load(from, to) {
   accept({ ...next, from: Math.max(1, from), to });
   if (reply.steps.length) {
     zoomTo("steps");
-    if (!state.picked) pickInWindow();
+    if (!state.picked || automatic) pickInWindow();
   }
 }
 async function extend(to) {
@@ -94,7 +95,7 @@ async function extend(to) {
   accept({ ...reply, ...more, steps, from: steps[0].step, to });
   if (was) zoomTo(was);
   else show(state.model.length - wide + 0.02 * wide, state.model.length + 0.02 * wide);
-  if (!state.picked) pickInWindow();
+  if (!state.picked || automatic) pickInWindow();
 }
 /* Loaded steps may have been trained again. If the run is not that far yet, its newest steps are shown. */
 async function reload(summary) {
@@ -188,7 +189,7 @@ async function goTo(from, to) {
     accept({ ...next, from: first, to: end });
   }
   show(painter.timeAtStep(from), painter.timeAtStep(to));
-  if (!state.picked) pickInWindow();
+  if (!state.picked || automatic) pickInWindow();
 }
 const go = (from, to) => goTo(from, to).catch(stale);
 const wholeRun = () => go(0, last());
@@ -368,7 +369,7 @@ function lists() {
   );
   table(model);
   state.picked = state.picked && sameNow(state.picked);
-  if (state.picked) pick(state.picked);
+  if (state.picked) pick(state.picked, automatic);
 }
 function table(model) {
   const bubbles = Map.groupBy(model.bubbles, (x) => `${x.step} ${x.dev}`);
@@ -399,8 +400,9 @@ function table(model) {
     ),
   );
 }
-function pick(x) {
+function pick(x, byPage = false) {
   state.picked = x;
+  automatic = byPage;
   document
     .querySelectorAll("#worst button")
     .forEach((b) => b.setAttribute("aria-pressed", String(state.model.worst[b.dataset.rank] === x)));
@@ -414,8 +416,9 @@ function pick(x) {
 }
 /* Explain the longest gap of those that the window shows. */
 function pickInWindow() {
-  const seen = state.model.bubbles.filter((x) => x.a < view.b && x.b > view.a);
-  if (seen.length) pick(seen.reduce((best, x) => (x.b - x.a > best.b - best.a ? x : best)));
+  const [from, to] = inWindow();
+  const seen = state.model.bubbles.filter((x) => x.a < view.b && x.b > view.a && x.last >= from && x.step <= to);
+  if (seen.length) pick(seen.reduce((best, x) => (x.b - x.a > best.b - best.a ? x : best)), true);
 }
 /* The same bubble among the loaded ones. Its position depends on what is loaded, its length does not. */
 function sameNow(x) {

@@ -19,6 +19,7 @@ const slider = $("smoothing");
 const CHARACTER_PX = 7; // maximum width of a label's character
 const inView = new Set();
 const drawn = {};
+const newest = {}; // as `drawn`, of the whole run: a zoomed range of merged steps has only its own
 const hasResumed = run.resumeDetector();
 let loaded = false;
 let painted = false;
@@ -111,6 +112,7 @@ function drawOne(name) {
   const made = CHARTS[name](view);
   const plot = $(`plot-${name}`);
   drawn[name] = made;
+  newest[name] = view.zoomed ? CHARTS[name]({ ...view, series: series.whole }) : made;
   return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() => {
     removePreview(plot);
     linked.add(plot);
@@ -123,19 +125,19 @@ async function draw() {
     if (!painted) await new Promise((done) => setTimeout(done)); // the first chart is painted before the next is drawn
     painted = true;
   }
-  read(null);
+  read(linked.at);
 }
 /* The zoom is stored here, because Plotly drops it at the next redraw unless the user zoomed that chart. */
 function onZoom(e) {
   if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
-  const whole =
-    "xaxis.autorange" in e ||
-    (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
+  const isReset = "xaxis.autorange" in e; // a double click, which drops ranges of y axes too
+  const [from, to] = [e["xaxis.range[0]"], e["xaxis.range[1]"]];
+  const isWhole = isReset || (Math.abs(from) < 1e-9 && Math.abs(to - end) < 1e-6 * end);
   const { zoomed } = view;
-  if (whole ? zoomed === null : zoomed && zoomed[0] === e["xaxis.range[0]"] && zoomed[1] === e["xaxis.range[1]"])
-    return;
-  view.zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
-  if (whole) view.resets += 1; // otherwise the axis would no longer grow with the run
+  const isSame = isWhole ? zoomed === null : zoomed && zoomed[0] === from && zoomed[1] === to;
+  if (isSame && !isReset) return;
+  view.zoomed = isWhole ? null : [from, to];
+  if (isWhole) view.resets += 1; // otherwise the axis would no longer grow with the run
   requestAnimationFrame(draw);
   metrics.redraw();
   series.zoom(view.zoomed).then((changed) => {
@@ -145,7 +147,7 @@ function onZoom(e) {
 function read(x) {
   // the header of a card shows the value under the cursor, or the newest
   metrics.read(x);
-  Object.entries(drawn).forEach(([name, made]) => {
+  Object.entries(x === null ? newest : drawn).forEach(([name, made]) => {
     if (!made.say || !$(`at-${name}`)) return;
     const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
     const [figure, detail] = i < 0 ? ["", ""] : made.say(i);
@@ -209,7 +211,7 @@ const seen = new IntersectionObserver(
       const name = e.target.id.replace("plot-", "");
       if (!e.isIntersecting) return inView.delete(name);
       inView.add(name);
-      if (loaded) drawOne(name).then(() => read(null)); // before the first response there is nothing to draw
+      if (loaded) drawOne(name).then(() => read(linked.at)); // before the first response there is nothing to draw
     });
   },
   { rootMargin: "200px" },
@@ -233,6 +235,7 @@ document.querySelectorAll("[data-axis]").forEach((button) =>
   button.addEventListener("click", () => {
     view.axis = button.dataset.axis;
     view.zoomed = null;
+    linked.mark(null);
     document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
     series.setAxis(view.axis);
     keepAxis(view.axis, "step");

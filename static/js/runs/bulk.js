@@ -15,7 +15,7 @@ const ACTIONS = {
     confirm: "Change tags",
     words: () => "Filter by tag with, for example, tag:baseline.",
     runs: (all) => all,
-    send: (run) => api.post(`runs/${run.id}/tags`, tags()),
+    send: (run, tags) => api.post(`runs/${run.id}/tags`, tags),
     done: (done) => toast(`Tags of ${counted(done.length)} changed`),
   },
   cancel: {
@@ -45,8 +45,9 @@ const ACTIONS = {
 };
 let action = null;
 let runs = [];
+let turn = 0; // number of the question that the dialog shows
 
-function tags() {
+function typedTags() {
   const words = input.value.split(/[\s,]+/).filter(Boolean);
   return {
     add: words.filter((w) => !w.startsWith("-")),
@@ -70,6 +71,7 @@ async function restore(deleted) {
 
 function ask(name) {
   action = ACTIONS[name];
+  turn += 1;
   const all = selectedRuns();
   runs = action.runs(all);
   setText($("bulk-title"), `${action.title} ${counted(runs.length)}${action.grave ? "?" : ""}`);
@@ -84,28 +86,34 @@ function ask(name) {
   dialog.showModal();
   (action.grave ? sure : input).focus();
 }
+/* The dialog may be closed, and show another question, before all runs are done. */
 async function carryOut() {
-  const { add, remove } = tags();
-  if (!action.grave && !add.length && !remove.length) {
+  if (sure.disabled) return;
+  const { send, done: report, grave } = action;
+  const [mine, chosen, tags] = [turn, runs, typedTags()];
+  if (!grave && !tags.add.length && !tags.remove.length) {
     input.focus();
     return;
   }
   sure.disabled = true;
   status.replaceChildren();
   const done = [];
-  for (const run of runs) {
+  const failed = [];
+  for (const run of chosen) {
     try {
-      await action.send(run);
+      await send(run, tags);
       done.push(run);
     } catch (e) {
-      status.append(el("li", {}, `${runLabel(run)}: ${e.message}`));
+      failed.push(`${runLabel(run)}: ${e.message}`);
+      if (mine === turn) status.append(el("li", {}, failed.at(-1)));
     }
   }
-  sure.disabled = false;
   refreshRuns();
-  if (done.length < runs.length) return;
-  dialog.close();
-  action.done(done);
+  const isShown = mine === turn && dialog.open;
+  if (isShown) sure.disabled = false;
+  if (failed.length) return isShown || toast(failed.join(" "));
+  if (isShown) dialog.close();
+  return report(done);
 }
 document
   .querySelectorAll("[data-bulk]")

@@ -6,7 +6,7 @@
    Runs, steps, order and filter are in the address, so that a link shows the same and the back button works. */
 import * as api from "../core/api.js";
 import { ApiError, tryAgain } from "../core/api.js";
-import { runLabel, setText } from "../core/dom.js";
+import { runLabel, setShown, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { splitQuery } from "../core/highlight.js";
 import { markWideTables } from "../core/wide-tables.js";
@@ -150,12 +150,12 @@ function draw(items, added) {
   cards.forEach(addExpander);
   cards.forEach(markWideTables);
   steps.draw(state.steps, reply);
-  controls();
+  controls(cards[0] || place);
   nothing();
 }
-function controls() {
+function controls(newest) {
   $("loading").hidden = $("refused").hidden = true;
-  $("more").hidden = reply.next === null;
+  setShown($("more"), reply.next !== null, newest);
   $("clear").hidden = !filtered();
   $("one-prompt").hidden = !state.prompt;
   $("download").hidden = !count;

@@ -1,6 +1,7 @@
 /* The steps that stand side by side: a token for each, and a list of further ones.
      stepChoice({ tokens, add }, onChange) → { draw(steps, reply) }
    `steps` and what `onChange` gets: numbers, "common" and "latest" separated by commas, as in the address; empty: the usual ones. */
+import { drawTokens } from "../core/chosen-list.js";
 import { el } from "../core/dom.js";
 import * as f from "../core/format.js";
 
@@ -36,24 +37,6 @@ export function stepChoice({ tokens, add }, onChange) {
   });
   function draw(steps, reply) {
     current = shown(steps, reply);
-    tokens.replaceChildren(
-      ...current.map((word) =>
-        el(
-          "span",
-          { class: "token" },
-          el("b", {}, label(word, reply, current)),
-          el(
-            "button",
-            {
-              type: "button",
-              "aria-label": `Remove ${label(word, reply, current)}`,
-              onclick: () => set(current.filter((other) => other !== word)),
-            },
-            "×",
-          ),
-        ),
-      ),
-    );
     const words = reply.runs.length > 1 ? ["common", "latest"] : ["latest"];
     const further = [...words, ...reply.steps.map(String)].filter((word) => !current.includes(word));
     add.replaceChildren(
@@ -61,6 +44,11 @@ export function stepChoice({ tokens, add }, onChange) {
       ...further.map((word) => el("option", { value: word }, label(word, reply, current))),
     );
     add.disabled = (current.length + 1) * reply.runs.length > MOST_COLUMNS;
+    drawTokens(
+      tokens,
+      current.map((word) => ({ key: word, text: label(word, reply, current) })),
+      { add, remove: (word) => set(current.filter((other) => other !== word)) },
+    );
   }
   return { draw };
 }

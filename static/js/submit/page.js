@@ -40,11 +40,15 @@ const fields = submitFields(form, catalogue, (input) => {
 });
 
 const card = planCard((settings) => {
+  if (isOutdated()) return;
   touched = true;
   Object.entries(settings).forEach(([path, value]) => S.set(spec, path, value));
   fill();
   changed("form");
 });
+
+/* Whether `spec` is older than the YAML, until the server has read that: a remedy in it would replace what was typed. */
+const isOutdated = () => from === "yaml" && Boolean(verdict.pending || verdict.failed);
 
 /* --- one spec, two views -------------------------------------------------------------------------------- */
 function changed(side) {
@@ -188,6 +192,7 @@ function go(problem) {
   } else show("yaml");
 }
 function apply(problem, input) {
+  if (isOutdated()) return;
   const kind = input.dataset.kind;
   const value = problem.suggestion;
   if (kind === "actor") S.set(spec, "models.actor", { path: value });
