@@ -29,6 +29,9 @@ EVALUATION_TOKENS = 32768
 # The driver's context and loaded kernels (1.55 GB on an H100), and what CUDA graphs and the allocator hold beside the other
 # items: there the driver counted 2.5 GB more than these (docs/performance.md).
 GPU_RESERVE = 5 << 29
+# Of activations on a CPU (docs/models.md, "How large a model may be"). glibc returns blocks of 32 MB and more at once; making it
+# return smaller ones costs a fifth of the time, because the kernel clears every page again.
+FREED_PERCENT = 20
 
 
 def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
@@ -61,9 +64,17 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
             rows = slots if spec.evaluation is None else max(slots, evaluation_rows(spec, spec.evaluation.count))
             items.append(_sampling("actor: sampling", actor.shape, rows, dtype_bytes))
         items += _optional_items(spec, actor, columns, text_tokens)
-    if gpu:
+    if not gpu:
+        items.append(_freed_blocks(transient))
+    else:
         items.append(Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B: context, kernels, graphs, fragmentation"))
     return sorted([*items, *transient], key=lambda item: -item.size)
+
+
+def _freed_blocks(transient: list[Item]) -> Item:
+    """Main memory that malloc keeps of freed activations, in gaps into which those of rows of other lengths do not fit."""
+    size = sum(item.size for item in transient)
+    return Item("freed activations", size * FREED_PERCENT // 100, f"{FREED_PERCENT} % of {size:,} B, kept by malloc")
 
 
 def _served(spec: RunSpec) -> dict[str, float]:
@@ -245,7 +256,7 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Activations:
     tokens, bound = pass_tokens(spec)
     passes, block = _retained_passes(spec), block_bytes(shape, recompute, dtype_bytes)
     per_token, matrix = block.recomputed + block.gradients, shape.feed_forward * shape.width
-    head, head_words = _head(role, spec, passes * tokens, min(tokens, HEAD_SLICE), dtype_bytes)
+    head, head_words = _head(role, spec, passes * tokens, tokens, dtype_bytes)
     saved = f"{passes * tokens:,} tokens × {shape.layers} × {block.saved:,} B"
     passed = f"({f'{passes} passes of ' if passes > 1 else ''}{tokens:,} tokens a pass: {bound})"
     return Activations(
@@ -260,15 +271,17 @@ def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Activations:
     )
 
 
-def _head(role: Role, spec: RunSpec, tokens: int, sliced: int, dtype_bytes: int) -> tuple[int, str]:
-    """Bytes while the head's gradient is computed, and their arithmetic. `sliced`: tokens of a slice where it is recomputed."""
+def _head(role: Role, spec: RunSpec, tokens: int, of_a_pass: int, dtype_bytes: int) -> tuple[int, str]:
+    """Bytes while the head's gradient is computed, and their arithmetic. `of_a_pass`: tokens of one of the retained passes."""
     shape, recomputes = role.shape, spec.training.recompute != "off"
     # The last norm, and a copy of the states that predict response tokens.
     states = norm_bytes(shape, dtype_bytes) + shape.width * dtype_bytes
     size, words = tokens * states, f"{tokens:,} × {states:,} B"
     if not role.is_language_model:
         return size, words
-    rows, per_entry = sliced if recomputes else tokens, _logit_bytes(spec, dtype_bytes)
+    rows, per_entry = min(tokens, _predicted_tokens(spec)), _logit_bytes(spec, dtype_bytes)
+    if recomputes:  # a slice at a time
+        rows = min(rows, of_a_pass, HEAD_SLICE)
     size, words = size + rows * shape.vocab * per_entry, f"{words} + {rows:,} × {shape.vocab:,} × {per_entry} B"
     if recomputes:  # the head's gradient, to which the slices are added
         size += shape.vocab * shape.width * dtype_bytes
@@ -300,15 +313,30 @@ def pass_tokens(spec: RunSpec) -> tuple[int, str]:
 
     A pass takes rows of one mini-batch of a rank up to `ppo.micro_batch_tokens`, and at least one row.
     """
-    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    rows = min(spec.ppo.rows // spec.ppo.mini_batches, rows_on_rank(spec))  # a mini-batch may be one rank's
+    columns, rows, texts = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens, _mini_batch_rows(spec), _text_rows(spec)
     limits = [(rows * columns, f"{rows} rows of a mini-batch × {columns} tokens of prompt and response")]
-    if (texts := spec.ppo.pretraining) is not None:
-        rows = math.ceil(texts.sequences / spec.ppo.mini_batches / spec.resources.ranks)
-        limits.append((rows * texts.max_tokens, f"{rows} texts × {texts.max_tokens} tokens (ppo.pretraining)"))
-        columns = max(columns, texts.max_tokens)
+    if spec.ppo.pretraining is not None:
+        longest = spec.ppo.pretraining.max_tokens
+        limits.append((texts * longest, f"{texts} texts × {longest} tokens (ppo.pretraining)"))
+        columns = max(columns, longest)
     one_row = (columns, f"one row of {columns} tokens, above ppo.micro_batch_tokens")
     return min(max(limits), max((spec.ppo.micro_batch_tokens, "ppo.micro_batch_tokens"), one_row))
+
+
+def _mini_batch_rows(spec: RunSpec) -> int:
+    return min(spec.ppo.rows // spec.ppo.mini_batches, rows_on_rank(spec))  # a mini-batch may be one rank's
+
+
+def _text_rows(spec: RunSpec) -> int:
+    """Pretraining texts of a mini-batch on a rank."""
+    texts = spec.ppo.pretraining
+    return math.ceil(texts.sequences / spec.ppo.mini_batches / spec.resources.ranks) if texts is not None else 0
+
+
+def _predicted_tokens(spec: RunSpec) -> int:
+    """Most tokens of a mini-batch whose log-probs a rank computes: of responses, or of whole texts."""
+    texts = _text_rows(spec) * spec.ppo.pretraining.max_tokens if spec.ppo.pretraining is not None else 0
+    return max(_mini_batch_rows(spec) * spec.rollout.max_new_tokens, texts)
 
 
 def _retained_passes(spec: RunSpec) -> int:

@@ -85,21 +85,29 @@ def measure(name: str, models: Path, prompts: Path, folder: Path) -> tuple[dict[
     """
     size, changes = CASES[name]
     text = spec(SHAPES[size], changes, models, prompts)
-    (folder / "spec.json").write_text(json.dumps(text))
     (device, *_) = preflight(load_spec(text), []).memory
     others = used_bytes() / GB
+    steps = train(text, folder, STEPS - 1)
+    peaks = {key: max(_metric(step, metric) for step in steps) for key, metric in MEASURED.items()}
+    return peaks | {"driver": peaks["driver"] - others, "step_s": steps[-1]["timing_s/step"]}, device.needed / GB
+
+
+def train(spec: dict[str, Any], folder: Path, steps: int) -> list[dict[str, float]]:
+    """Metrics of the first `steps` steps of a run by the engine's own command, which is ended then, without a checkpoint.
+
+    Raises RuntimeError when the run fails.
+    """
+    (folder / "spec.json").write_text(json.dumps(spec))
     events = folder / "events.jsonl"
     files = ["--spec", folder / "spec.json", "--out", folder / "out", "--events", events]
     engine = subprocess.Popen(
         [sys.executable, "-m", "oppo_core", *map(str, files)], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     try:
-        steps = _steps(engine, events)
+        return _steps(engine, events, steps)
     finally:
-        engine.kill()  # without the checkpoint at the end
+        engine.kill()
         engine.wait()
-    peaks = {key: max(_metric(step, metric) for step in steps) for key, metric in MEASURED.items()}
-    return peaks | {"driver": peaks["driver"] - others, "step_s": steps[-1]["timing_s/step"]}, device.needed / GB
 
 
 def used_bytes() -> int:
@@ -110,12 +118,11 @@ def used_bytes() -> int:
     return total - free
 
 
-def _steps(engine: subprocess.Popen[bytes], events: Path) -> list[dict[str, float]]:
-    """Metrics of all steps but the last, during which the engine is ended."""
+def _steps(engine: subprocess.Popen[bytes], events: Path, wanted: int) -> list[dict[str, float]]:
     while True:
         lines = events.read_bytes().split(b"\n")[:-1] if events.exists() else []
         steps = [event.metrics for event in map(parse_event, lines) if event.kind == "step"]
-        if len(steps) >= STEPS - 1:
+        if len(steps) >= wanted:
             return steps
         if engine.poll() is not None:
             raise RuntimeError(f"the engine ended with status {engine.returncode}")
