@@ -49,7 +49,8 @@ def test_memory_that_processes_share_counts_once() -> None:
     """As the actor's frozen weights, which the reference in the scorers' process reads too."""
     measured = CpuTime(memory=True)
     size = 200 * 10**6
-    hold = "import mmap, sys\nheld = mmap.mmap(sys.stdin.fileno(), 0)\nsum(held[::4096])\nprint('done', flush=True)\nimport time; time.sleep(60)"
+    read = "import mmap, sys, time\nheld = mmap.mmap(sys.stdin.fileno(), 0)\nsum(held[::4096])"
+    hold = f"{read}\nprint('done', flush=True)\ntime.sleep(60)"
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(size)
         with mmap.mmap(file.fileno(), size) as shared:
