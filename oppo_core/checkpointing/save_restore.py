@@ -167,6 +167,7 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     state = read_state(folder)
     if state["format"] not in READABLE:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READABLE[0]} to {READABLE[-1]}")
+    _check_ranks(folder)
     _check_shards(folder)
     saved = load_stored_spec(state["spec"])
     changes = diff_specs(saved, keep_chosen(spec, saved))
@@ -193,6 +194,14 @@ def check_intact(folder: Path) -> None:
         path = folder / name
         if not path.is_file() or sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
+
+
+def _check_ranks(folder: Path) -> None:
+    """Raises CheckpointError unless all ranks that wrote the checkpoint have written their state."""
+    folders = rank_dirs(folder)
+    for file in (path / STATE for path in folders):
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, although {len(folders)} ranks wrote it; resume from another checkpoint")
 
 
 def _check_shards(folder: Path) -> None:

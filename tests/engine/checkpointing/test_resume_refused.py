@@ -11,6 +11,7 @@ import pytest
 
 from oppo_contract import resume_rules
 from oppo_core.checkpointing import resume_changes
+from oppo_core.checkpointing.atomic_dir import sha256
 from tests.engine.conftest import newest
 
 
@@ -70,6 +71,22 @@ def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Pat
         reason = refused(world, {**tree, "steps": 3}, tmp_path / f"out {damage}", folder)
         assert reason.startswith("CheckpointError")
         assert ("critic.shards has no shards of rank 0" if damage == "forgotten" else name) in reason
+
+
+def test_a_missing_rank_of_a_checkpoint_is_refused_by_name(world: Any, checkpoint: Any, tmp_path: Path) -> None:
+    """Its spec has more ranks than there are `rank-N/state.json`, and the manifest lists none of them."""
+    tree, whole = checkpoint
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    state = json.loads((folder / "state.json").read_text())
+    state["spec"]["resources"] |= {"kind": "cpu", "processes": 2}
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"]["sha256"] = sha256(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    reason = refused(world, tree, tmp_path / "out", folder)
+    assert reason.startswith("CheckpointError")
+    assert f"{folder}/rank-1/state.json is missing, although 2 ranks wrote it; resume from another checkpoint" in reason
 
 
 def test_invalid_checkpoint_folder_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:
