@@ -99,7 +99,7 @@ def trained_by(
         here, chunks = results[ranks.rank], itertools.count(1)
         try:
             journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
-            changes = verify(resume, spec) if resume is not None else []
+            changes = verify(resume, spec, ranks) if resume is not None else []
             here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
             if resume is not None:
                 restore(here.engine, resume, changes)
