@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class BackgroundWriter(Writer):
 
     def __init__(self) -> None:
         self.given_up = threading.Event()  # `wait` no longer waits
+        self.waiting_since: float | None = None  # when training began to `wait` for this checkpoint (`time.monotonic`)
         self._own_part = threading.Event()  # is written, or has failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._parts: list[Write] = []
@@ -54,6 +56,7 @@ class BackgroundWriter(Writer):
         """Call `finish(write)` in the thread; `write` writes what was added. `wait` calls `report` with its result."""
         parts, self._parts = self._parts, []
         self._own_part.clear()
+        self.waiting_since = None
 
         def write() -> None:
             try:
@@ -72,6 +75,7 @@ class BackgroundWriter(Writer):
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        self.waiting_since = time.monotonic()
         if others_s is not None:
             self._own_part.wait()
             if not wait([pending.future], others_s).done:

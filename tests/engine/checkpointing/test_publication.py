@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -52,7 +53,7 @@ class Draft:
         if rank:
             writer.start(partial(_describe_written, self.path, rank, 1000), lambda _: None)
         else:
-            others = OtherParts(WORLD, writer.given_up, longest_s)
+            others = OtherParts(WORLD, writer, longest_s)
             writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, others), self.reports.append)
 
     def left(self) -> list[str]:
@@ -141,6 +142,24 @@ def test_a_silent_rank_is_named(draft: Draft) -> None:
     draft.start(0, longest_s=0.0)
     with pytest.raises(CheckpointError, match=r"rank 1 has not written its part .*longest_silence_s"):
         draft.writers[0].wait()
+
+
+def test_a_rank_that_is_late_is_named_before_the_other_ranks_collectives_time_out(draft: Draft) -> None:
+    """From when training waits, that is sooner than `longest_silence_s` after rank 0's part; until then it is not."""
+    writer = draft.writers[0]
+    others = OtherParts(WORLD, writer, 60.0)
+    assert not others._too_late(time.monotonic() - 59)
+    assert others._too_late(time.monotonic() - 61)
+    writer.waiting_since = time.monotonic() - 40
+    assert not others._too_late(time.monotonic() - 40)
+    writer.waiting_since = time.monotonic() - 50
+    with pytest.raises(CheckpointError, match=r"rank 1 has not written its part .*longest_silence_s: 60 s"):
+        others.entries(draft.path, draft.folder)
+    for rank in range(WORLD):
+        draft.start(rank)
+        assert draft.writers[rank].waiting_since is None, "training goes on"
+    writer.wait()
+    assert writer.waiting_since is not None
 
 
 def engine_of(draft: Draft) -> Any:
