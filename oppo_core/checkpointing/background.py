@@ -71,6 +71,10 @@ class BackgroundWriter(Writer):
     def ready(self) -> bool:
         return self._pending is not None and self._pending.future.done()
 
+    @property
+    def failure(self) -> BaseException | None:
+        return self._pending.future.exception() if self._pending is not None and self.ready else None
+
     def wait(self, others_s: float | None = None) -> None:
         pending, self._pending = self._pending, None
         if pending is None:

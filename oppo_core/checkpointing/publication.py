@@ -43,15 +43,23 @@ WritePart = Callable[[Engine, Path, Path], None]
 
 @contextmanager
 def published_at_the_end(engine: Engine) -> Iterator[None]:
-    """Around training: publishes a checkpoint that is still being written when training ends, with an error too."""
+    """Around training: publishes a checkpoint that is still being written when training ends, with an error too.
+
+    Raises:
+        Exception: what training raised; or what this rank's writer has raised, if it ended the other ranks and so training here.
+    """
     try:
         yield
     except BaseException as error:
-        engine.ranks.leave(f"{type(error).__name__}: {error}")  # before waiting: the others name this reason
+        lost_rank = isinstance(error, RankError)
+        cause = (engine.writer.failure if lost_rank else None) or error
+        engine.ranks.leave(f"{type(cause).__name__}: {cause}")  # before waiting: the others name this reason
         # The part of a lost rank may never be written.
-        longest = DRAFT_TIMEOUT_S if isinstance(error, RankError) else engine.spec.resources.longest_silence_s
+        longest = DRAFT_TIMEOUT_S if lost_rank else engine.spec.resources.longest_silence_s
         with suppress(Exception):  # the error that ends the run is the one to report
             engine.writer.wait(longest)
+        if cause is not error:
+            raise cause from error
         raise
     engine.writer.wait()
 

@@ -73,6 +73,11 @@ class Writer:
         """Whether `wait` would return at once, having reported a checkpoint or an error."""
         return False
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What `wait` would raise at once."""
+        return None
+
     def wait(self, others_s: float | None = None) -> None:
         """Block until the checkpoint that is being written is published, and report it. Raises what went wrong.
 

@@ -194,6 +194,23 @@ def test_after_a_rank_was_lost_its_part_is_not_awaited_for_ever(draft: Draft, mo
     assert draft.left() == []
 
 
+def test_a_rank_whose_own_writer_has_failed_reports_that_and_not_the_rank_that_ended_for_it(draft: Draft) -> None:
+    draft.start(0)
+    draft.start(2, full)
+    engine = engine_of(draft)
+    engine.writer = draft.writers[2]
+    while not engine.writer.ready:
+        time.sleep(0.01)
+    with pytest.raises(DiskFullError, match="no room for a checkpoint") as raised, published_at_the_end(engine):
+        raise RankError("rank 0 has ended: CheckpointError: rank 2: no room")
+    assert isinstance(raised.value.__cause__, RankError)
+    (reason,) = engine.ranks.reasons
+    assert reason.startswith("DiskFullError: no room for a checkpoint")
+    draft.start(1)
+    with pytest.raises(DiskFullError):
+        draft.writers[0].wait()
+
+
 def test_an_earlier_draft_is_not_continued(draft: Draft) -> None:
     """A rank of an earlier attempt that writes late does not write into the next attempt's draft of the same step."""
     draft.start(1)
