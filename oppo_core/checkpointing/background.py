@@ -37,14 +37,15 @@ class BackgroundWriter(Writer):
         self._parts: list[Write] = []
         self._pending: Pending | None = None
 
-    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies in main memory; whole tensors that share memory share their copy."""
+    def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Copies in main memory; whole tensors that share memory share their copy. `dtype`: of shards; default: their own."""
         copies: dict[str, Tensor] = {}
         known: dict[tuple[int, torch.Size], Tensor] = {}
         for name, tensor in tensors.items():
-            key = (0 if isinstance(tensor, DTensor) else tensor.data_ptr(), tensor.shape)
+            sharded = isinstance(tensor, DTensor)
+            key = (0 if sharded else tensor.data_ptr(), tensor.shape)
             if not key[0] or key not in known:
-                known[key] = tensor.detach().to("cpu", copy=True)
+                known[key] = tensor.detach().to("cpu", (dtype if sharded else None) or tensor.dtype, copy=True)
             copies[name] = known[key]
         return copies
 
