@@ -126,7 +126,7 @@ def _train(
     if ranks.first:
         trackers.start(spec, options.out)
     resume = options.resume_from
-    changes = verify(resume, spec) if resume is not None else []
+    changes = verify(resume, spec, ranks) if resume is not None else []
     spec, chosen = resolve_defaults(spec, options.root, resume)
     journal.write("log", stream="stdout", lines=[*chosen, *describe_models(spec, options.root)])
     engine = attempt.engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
@@ -146,16 +146,14 @@ def _train(
 def _pin_hub_models(spec: RunSpec, options: argparse.Namespace, ranks: Ranks, journal: Journal) -> RunSpec:
     """The spec with hub models pinned to commits, the same on all ranks, and on this disk. Raises ModelFolderError."""
     from oppo_contract.model_folder import hub_allowed
-    from oppo_core.checkpointing.rank_states import read_state
-    from oppo_core.checkpointing.save_restore import check_intact
+    from oppo_core.checkpointing.save_restore import read_intact_state
     from oppo_core.models.hub import pin_hub_models
 
     if not hub_allowed():
         return spec
     saved = None
     if options.resume_from is not None:
-        check_intact(options.resume_from)
-        saved = load_stored_spec(read_state(options.resume_from)["spec"])
+        saved = load_stored_spec(read_intact_state(options.resume_from)["spec"])
 
     def say(line: str) -> None:
         journal.write("log", stream="stdout", lines=[line])

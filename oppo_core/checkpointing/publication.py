@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +35,7 @@ from oppo_core.models.tensor_files import shards_of_rank
 
 # A folder created on one node appears on the others' shared mount with a delay.
 DRAFT_TIMEOUT_S, POLL_S = 10.0, 0.02
+WHILE_WAITING = 0.8  # of the limit of collectives, so that rank 0 names the rank that is late before a collective times out
 DESCRIPTION = ".rank-{}.json"  # in a draft: a rank's entries of the manifest, or why it failed
 # Writes a rank's part: trainers' tensors into the draft (first path) and the rank's state into a folder of its own (second).
 WritePart = Callable[[Engine, Path, Path], None]
@@ -43,15 +43,23 @@ WritePart = Callable[[Engine, Path, Path], None]
 
 @contextmanager
 def published_at_the_end(engine: Engine) -> Iterator[None]:
-    """Around training: publishes a checkpoint that is still being written when training ends, with an error too."""
+    """Around training: publishes a checkpoint that is still being written when training ends, with an error too.
+
+    Raises:
+        Exception: what training raised; or what this rank's writer has raised, if it ended the other ranks and so training here.
+    """
     try:
         yield
     except BaseException as error:
-        engine.ranks.leave(f"{type(error).__name__}: {error}")  # before waiting: the others name this reason
+        lost_rank = isinstance(error, RankError)
+        cause = (engine.writer.failure if lost_rank else None) or error
+        engine.ranks.leave(f"{type(cause).__name__}: {cause}")  # before waiting: the others name this reason
         # The part of a lost rank may never be written.
-        longest = DRAFT_TIMEOUT_S if isinstance(error, RankError) else engine.spec.resources.longest_silence_s
+        longest = DRAFT_TIMEOUT_S if lost_rank else engine.spec.resources.longest_silence_s
         with suppress(Exception):  # the error that ends the run is the one to report
             engine.writer.wait(longest)
+        if cause is not error:
+            raise cause from error
         raise
     engine.writer.wait()
 
@@ -65,7 +73,7 @@ def publish_draft(engine: Engine, folder: Path, score: float | None, write_part:
         engine.ranks.all_gather(str(draft).encode())
         write_part(engine, draft, draft)
         if isinstance(engine.writer, BackgroundWriter):
-            others = OtherParts(engine.ranks.world, engine.writer.given_up, engine.spec.resources.longest_silence_s)
+            others = OtherParts(engine.ranks.world, engine.writer, engine.spec.resources.longest_silence_s)
             engine.writer.start(partial(_publish_described, failed.pop_all(), draft, folder, others), report)
             return
         engine.ranks.any(False)
@@ -80,10 +88,14 @@ def needed_bytes(engine: Engine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OtherParts:
-    """The other ranks' parts, awaited for `longest_s` seconds after rank 0's is written, or until `given_up`."""
+    """The other ranks' parts, awaited until rank 0's `writer` gives up, or for `longest_s` seconds after rank 0's is written.
+
+    For less if training waits for them too: ranks that have written theirs wait for rank 0 in a collective, which has the same
+    limit, and would report rank 0 in place of the rank that is late.
+    """
 
     world: int
-    given_up: threading.Event
+    writer: BackgroundWriter
     longest_s: float
 
     def entries(self, draft: Path, folder: Path) -> Entries:
@@ -92,23 +104,23 @@ class OtherParts:
         Raises:
             CheckpointError, DiskFullError: a rank has failed or is silent, or the run ends.
         """
-        deadline = time.monotonic() + self.longest_s
+        written = time.monotonic()
         described: Entries = {}
         for rank in range(1, self.world):
-            described |= self._entries_of(rank, draft, folder, deadline)
-        if self.given_up.is_set():
+            described |= self._entries_of(rank, draft, folder, written)
+        if self.writer.given_up.is_set():
             raise CheckpointError(f"the run ended before {folder} was complete; resume from the checkpoint before it")
         return described
 
-    def _entries_of(self, rank: int, draft: Path, folder: Path, deadline: float) -> Entries:
+    def _entries_of(self, rank: int, draft: Path, folder: Path, written: float) -> Entries:
         name, before = DESCRIPTION.format(rank), "resume from the checkpoint before it"
         while name not in os.listdir(draft):  # a network file system may remember for long that a single file is not there
-            if time.monotonic() > deadline:
+            if self._too_late(written):
                 raise CheckpointError(
-                    f"rank {rank} has not written its part of {folder} in {self.longest_s:g} s (resources.longest_silence_s);"
+                    f"rank {rank} has not written its part of {folder} in time (resources.longest_silence_s: {self.longest_s:g} s);"
                     f" look at its node and its disk, and {before}"
                 )
-            if self.given_up.wait(POLL_S):
+            if self.writer.given_up.wait(POLL_S):
                 raise CheckpointError(f"the run ended before rank {rank} had written its part of {folder}; {before}")
         found = json.loads((draft / name).read_text())
         (draft / name).unlink()
@@ -116,6 +128,10 @@ class OtherParts:
             raise (DiskFullError if found["disk_full"] else CheckpointError)(f"rank {rank}: {found['failed']}")
         entries: Entries = found["entries"]
         return entries
+
+    def _too_late(self, written: float) -> bool:
+        now, waiting = time.monotonic(), self.writer.waiting_since
+        return now > written + self.longest_s or (waiting is not None and now > waiting + WHILE_WAITING * self.longest_s)
 
 
 def _publish_described(failed: ExitStack, draft: Path, folder: Path, others: OtherParts, write: Write) -> Published:

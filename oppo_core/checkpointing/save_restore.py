@@ -22,12 +22,13 @@ import numpy as np
 from oppo_contract.chosen_defaults import keep_chosen
 from oppo_contract.resume_rules import Change, diff_specs, matches_rule
 from oppo_contract.spec import RunSpec, load_stored_spec
-from oppo_core.checkpointing.atomic_dir import MANIFEST, CheckpointError, restore_former, sha256
+from oppo_core.checkpointing.atomic_dir import MANIFEST, CheckpointError, Entries, restore_former, sha256
 from oppo_core.checkpointing.publication import add_to_draft, publish_draft
 from oppo_core.checkpointing.rank_states import STATE, load_cohorts, load_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import apply_changes, find_refusals
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore, best_rule
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.engine.state import Engine, Progress
 from oppo_core.engine.step_report import record_shrunk_passes
 from oppo_core.models.oom_retry import limit
@@ -157,16 +158,17 @@ def _restore_interrupted(engine: Engine, suspended: dict[str, Any]) -> None:
         engine.evaluator.resume(evaluation["answers"])
 
 
-def verify(folder: Path, spec: RunSpec) -> list[Change]:
-    """Check a checkpoint before anything is loaded from it; returns the changes between its spec and `spec`.
+def verify(folder: Path, spec: RunSpec, ranks: Ranks = SINGLE) -> list[Change]:
+    """Check a checkpoint before anything is loaded from it; returns the changes between its spec and `spec`. All ranks call it.
 
     Raises:
         CheckpointError: incomplete, damaged, of an unsupported format, or the spec has a change that is not allowed.
     """
-    check_intact(folder)
+    check_intact(folder, ranks)
     state = read_state(folder)
     if state["format"] not in READABLE:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READABLE[0]} to {READABLE[-1]}")
+    _check_ranks(folder)
     _check_shards(folder)
     saved = load_stored_spec(state["spec"])
     changes = diff_specs(saved, keep_chosen(spec, saved))
@@ -176,23 +178,51 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     return changes
 
 
-def check_intact(folder: Path) -> None:
-    """Check all files of a checkpoint against its manifest.
+def check_intact(folder: Path, ranks: Ranks = SINGLE) -> None:
+    """Check all files of a checkpoint against its manifest. All ranks call it, and each reads its part of the files.
 
     Raises:
         CheckpointError: incomplete or damaged.
     """
+    manifest = _manifest(folder)
+    with ranks.raise_on_all(CheckpointError):
+        for name in list(manifest)[ranks.rank :: ranks.world]:
+            _check_file(folder, name, manifest)
+
+
+def read_intact_state(folder: Path) -> dict[str, Any]:
+    """The first rank's `state.json`, without a check of the other files.
+
+    Raises:
+        CheckpointError: there is no manifest, or `state.json` is missing or damaged.
+    """
+    _check_file(folder, STATE, _manifest(folder))
+    return read_state(folder)
+
+
+def _manifest(folder: Path) -> Entries:
     restore_former(folder)
     try:
-        manifest: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())
+        manifest: Entries = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a complete checkpoint") from None
     except ValueError:
         raise CheckpointError(f"{folder / MANIFEST} is damaged; resume from another checkpoint") from None
-    for name, entry in manifest.items():
-        path = folder / name
-        if not path.is_file() or sha256(path) != entry["sha256"]:
-            raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
+    return manifest
+
+
+def _check_file(folder: Path, name: str, manifest: Entries) -> None:
+    path = folder / name
+    if name not in manifest or not path.is_file() or sha256(path) != manifest[name]["sha256"]:
+        raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
+
+
+def _check_ranks(folder: Path) -> None:
+    """Raises CheckpointError unless all ranks that wrote the checkpoint have written their state."""
+    folders = rank_dirs(folder)
+    for file in (path / STATE for path in folders):
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, although {len(folders)} ranks wrote it; resume from another checkpoint")
 
 
 def _check_shards(folder: Path) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 BUCKET_BYTES = 64 * 2**20  # gradients reduced in one call
 JOIN_TIMEOUT_S = 600.0  # at least; loading models from a slow disk delays ranks
 EXIT_REASON_TIMEOUT_S = 5.0  # for other ranks to publish why they ended
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 LOST = "lost sight of another rank"
 POLL_S = 0.05
 # Texts of torch's connection errors, which have no class of their own.
@@ -323,8 +324,26 @@ def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _nccl(store: Any, rendezvous: Rendezvous, timeout: timedelta) -> Any:
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # raises on a missing rank instead of aborting
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     prefixed = dist.PrefixStore("nccl", store)  # type: ignore[attr-defined]
-    return dist.ProcessGroupNCCL(prefixed, rendezvous.rank, rendezvous.world, options)
+    with blocking_wait(True):
+        return dist.ProcessGroupNCCL(prefixed, rendezvous.rank, rendezvous.world, options)
+
+
+@contextmanager
+def blocking_wait(enabled: bool) -> Iterator[None]:
+    """Around the construction of NCCL groups, which read `TORCH_NCCL_BLOCKING_WAIT` then.
+
+    With it, waiting for a collective raises after the group's time limit. Torch then starts no watchdog thread, so a
+    collective that is not waited for has no time limit. Without it, the watchdog ends the process.
+    """
+    given = os.environ.pop(BLOCKING_WAIT, None)
+    try:
+        if enabled:
+            os.environ[BLOCKING_WAIT] = "1"
+        yield
+    finally:
+        os.environ.pop(BLOCKING_WAIT, None)
+        if given is not None:
+            os.environ[BLOCKING_WAIT] = given

@@ -20,12 +20,9 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks, dtype: torch.dtype | None = None) -> None:
-    """Every rank calls it, without communication: the first one writes the whole tensors, and every rank its shards.
-
-    `dtype`: of the shards; default: their own.
-    """
-    sharded = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks) -> None:
+    """Every rank calls it, without communication: the first one writes the whole tensors, and every rank its shards."""
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     if ranks.first:
         save_weights({name: tensor for name, tensor in tensors.items() if name not in sharded}, path)
     if sharded:
@@ -60,9 +57,10 @@ def shards_of_rank(checkpoint: Path, rank: int) -> list[Path]:
 class Writer:
     """Writes the parts of a checkpoint, at once. `checkpointing.background` has one that does so while training goes on."""
 
-    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are now until they are written: here those given."""
-        return dict(tensors)
+    def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The tensors as they are now until they are written: here those given. `dtype`: of shards; default: their own."""
+        sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        return {**tensors, **{name: tensor.to(dtype or tensor.dtype) for name, tensor in sharded.items()}}
 
     def add(self, write: Callable[[], None]) -> None:
         """Write a part, which consists of tensors that `copy` returned."""
@@ -72,6 +70,11 @@ class Writer:
     def ready(self) -> bool:
         """Whether `wait` would return at once, having reported a checkpoint or an error."""
         return False
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What `wait` would raise at once."""
+        return None
 
     def wait(self, others_s: float | None = None) -> None:
         """Block until the checkpoint that is being written is published, and report it. Raises what went wrong.

@@ -249,8 +249,10 @@ class CriticTrainer:
 
         Every rank must call it; the first one writes, and every rank the shards that it has.
         """
-        weights, state = self.writer.copy(trained_weights(self.network)), self.writer.copy(self.optimizer.state())
-        self.writer.add(partial(save_tensors, weights, Path(folder) / WEIGHTS, self.ranks, self.dtype))
+        # FSDP2 has the weights in float32 where the run has 16 bits; its masters are the same tensors.
+        weights = self.writer.copy(trained_weights(self.network), self.dtype)
+        state = self.writer.copy(self.optimizer.state())
+        self.writer.add(partial(save_tensors, weights, Path(folder) / WEIGHTS, self.ranks))
         self.writer.add(partial(save_tensors, state, Path(folder) / MOMENTS, self.ranks))
 
     @property

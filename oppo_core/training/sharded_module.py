@@ -2,7 +2,8 @@
 
 Each rank keeps its part of every weight. A pass gathers one unit after another and frees it again: the embedding where it is not
 tied to the head, and each transformer block; and for the whole pass the rest, which contains the head. So every pass is
-collective, with or without gradients, and all ranks make the same passes in the same order. Not tested on a GPU with NCCL yet.
+collective, with or without gradients, and all ranks make the same passes in the same order. Over NCCL it has run
+on one rank only; several ranks have run over gloo.
 """
 
 from __future__ import annotations

@@ -47,11 +47,12 @@ def sharded_items(spec: RunSpec, role: Role) -> Iterator[Item]:
 def checkpoint_copies(spec: RunSpec, role: Role) -> Item:
     """Copies in main memory of what a trained role saves, while a checkpoint is written in the background.
 
-    Moments and float32 masters; the critic's weights too, of which each rank has its shards, and the actor's, on the first rank.
+    Moments and float32 masters; weights in the run's precision too: the critic's, of which each rank has its shards, and the
+    actor's, on the first rank.
     """
     ranks, dtype_bytes = spec.resources.ranks, dtype_bytes_of(spec)
     stored, is_actor = max(4, dtype_bytes), role.name == "actor"
-    per_weight = stored * (2 + (stored > dtype_bytes) + (not is_actor))
+    per_weight = stored * (2 + (stored > dtype_bytes)) + dtype_bytes * (not is_actor)
     size, words = role.trained * per_weight // ranks, f"{role.trained:,} ÷ {ranks} ranks × {per_weight} B"
     if is_actor and role.trained == role.shape.weights:  # adapters are written at once
         size, words = size + role.trained * dtype_bytes, f"{words} + {role.trained:,} × {dtype_bytes} B"

@@ -83,7 +83,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
     resume = checkpoint_at(world / case["resume"]) if case["resume"] else None
-    changes = verify(resume, spec) if resume is not None else []
+    changes = verify(resume, spec, ranks) if resume is not None else []
     engine = assemble(spec, [world], out, journal, 1, resume, ranks)
     if resume is not None:
         restore(engine, resume, changes)

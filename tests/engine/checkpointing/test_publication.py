@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -52,7 +53,7 @@ class Draft:
         if rank:
             writer.start(partial(_describe_written, self.path, rank, 1000), lambda _: None)
         else:
-            others = OtherParts(WORLD, writer.given_up, longest_s)
+            others = OtherParts(WORLD, writer, longest_s)
             writer.start(partial(_publish_described, self.stack.pop_all(), self.path, self.folder, others), self.reports.append)
 
     def left(self) -> list[str]:
@@ -143,6 +144,24 @@ def test_a_silent_rank_is_named(draft: Draft) -> None:
         draft.writers[0].wait()
 
 
+def test_a_rank_that_is_late_is_named_before_the_other_ranks_collectives_time_out(draft: Draft) -> None:
+    """From when training waits, that is sooner than `longest_silence_s` after rank 0's part; until then it is not."""
+    writer = draft.writers[0]
+    others = OtherParts(WORLD, writer, 60.0)
+    assert not others._too_late(time.monotonic() - 59)
+    assert others._too_late(time.monotonic() - 61)
+    writer.waiting_since = time.monotonic() - 40
+    assert not others._too_late(time.monotonic() - 40)
+    writer.waiting_since = time.monotonic() - 50
+    with pytest.raises(CheckpointError, match=r"rank 1 has not written its part .*longest_silence_s: 60 s"):
+        others.entries(draft.path, draft.folder)
+    for rank in range(WORLD):
+        draft.start(rank)
+        assert draft.writers[rank].waiting_since is None, "training goes on"
+    writer.wait()
+    assert writer.waiting_since is not None
+
+
 def engine_of(draft: Draft) -> Any:
     left: list[str] = []
     ranks = SimpleNamespace(leave=left.append, reasons=left)
@@ -173,6 +192,23 @@ def test_after_a_rank_was_lost_its_part_is_not_awaited_for_ever(draft: Draft, mo
         train(engine_of(draft), draft, 1, RankError("rank 1 died"))
     assert draft.reports == []
     assert draft.left() == []
+
+
+def test_a_rank_whose_own_writer_has_failed_reports_that_and_not_the_rank_that_ended_for_it(draft: Draft) -> None:
+    draft.start(0)
+    draft.start(2, full)
+    engine = engine_of(draft)
+    engine.writer = draft.writers[2]
+    while not engine.writer.ready:
+        time.sleep(0.01)
+    with pytest.raises(DiskFullError, match="no room for a checkpoint") as raised, published_at_the_end(engine):
+        raise RankError("rank 0 has ended: CheckpointError: rank 2: no room")
+    assert isinstance(raised.value.__cause__, RankError)
+    (reason,) = engine.ranks.reasons
+    assert reason.startswith("DiskFullError: no room for a checkpoint")
+    draft.start(1)
+    with pytest.raises(DiskFullError):
+        draft.writers[0].wait()
 
 
 def test_an_earlier_draft_is_not_continued(draft: Draft) -> None:

@@ -6,12 +6,18 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from oppo_contract import resume_rules
+from oppo_contract.spec import load_spec
 from oppo_core.checkpointing import resume_changes
+from oppo_core.checkpointing.atomic_dir import CheckpointError, sha256
+from oppo_core.checkpointing.save_restore import read_intact_state, verify
+from oppo_core.distributed.process_group import Ranks
 from tests.engine.conftest import newest
+from tests.fakes.thread_ranks import on_threads
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +54,37 @@ def test_a_damaged_file_is_refused_by_name(world: Any, checkpoint: Any, tmp_path
     assert name in reason
 
 
+def test_each_file_is_read_by_one_rank_and_all_ranks_refuse(checkpoint: Any, tmp_path: Path) -> None:
+    tree, whole = checkpoint
+    spec, hashed = load_spec(tree), list[Path]()
+
+    def record(path: Path) -> str:
+        hashed.append(path)
+        return sha256(path)
+
+    def refusal(ranks: Ranks) -> str:
+        with pytest.raises(CheckpointError) as refused:
+            verify(folder, spec, ranks)
+        return str(refused.value)
+
+    files = [path for path in whole.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    with mock.patch("oppo_core.checkpointing.save_restore.sha256", record):
+        assert on_threads(2, lambda ranks: [change.path for change in verify(whole, spec, ranks)]) == [["steps"]] * 2
+    assert sorted(hashed) == sorted(files)
+    for damaged in files:
+        folder = tmp_path / f"without {damaged.name}"
+        shutil.copytree(whole, folder)
+        (folder / damaged.relative_to(whole)).write_bytes(b"damaged")
+        first, second = on_threads(2, refusal)
+        assert first == second
+        assert f"{damaged.relative_to(whole)} is missing or damaged" in first
+        if damaged.name == "state.json":  # read before all others where models are from a hub
+            with pytest.raises(CheckpointError, match=r"state\.json is missing or damaged"):
+                read_intact_state(folder)
+        else:
+            assert read_intact_state(folder)["spec"]["steps"] == 2
+
+
 def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Path) -> None:
     """Also if the manifest does not list it: then fewer ranks have left shards than have written the checkpoint."""
     tree = world.tree({"steps": 2, "training": {"backend": "fsdp2"}})
@@ -70,6 +107,22 @@ def test_a_missing_or_damaged_shard_is_refused_by_name(world: Any, tmp_path: Pat
         reason = refused(world, {**tree, "steps": 3}, tmp_path / f"out {damage}", folder)
         assert reason.startswith("CheckpointError")
         assert ("critic.shards has no shards of rank 0" if damage == "forgotten" else name) in reason
+
+
+def test_a_missing_rank_of_a_checkpoint_is_refused_by_name(world: Any, checkpoint: Any, tmp_path: Path) -> None:
+    """Its spec has more ranks than there are `rank-N/state.json`, and the manifest lists none of them."""
+    tree, whole = checkpoint
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    state = json.loads((folder / "state.json").read_text())
+    state["spec"]["resources"] |= {"kind": "cpu", "processes": 2}
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"]["sha256"] = sha256(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    reason = refused(world, tree, tmp_path / "out", folder)
+    assert reason.startswith("CheckpointError")
+    assert f"{folder}/rank-1/state.json is missing, although 2 ranks wrote it; resume from another checkpoint" in reason
 
 
 def test_invalid_checkpoint_folder_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:

@@ -14,21 +14,26 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
+from oppo_core.checkpointing.background import BackgroundWriter
 from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.attention import FUSED
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.huggingface import HuggingFaceNetwork
+from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.training.backends import backend_factory
 from oppo_core.training.fsdp import FsdpBackend
 from oppo_estimate.items import Role
 from oppo_estimate.memory import decode_slots, memory_items
+from oppo_estimate.sharded_memory import checkpoint_copies
 from oppo_estimate.shapes import Shape, read_shape, tiny_shape
 from tests.fakes.fake_process_group import fake_ranks
 
@@ -68,7 +73,7 @@ def build(kind: str, folder: Path) -> tuple[Network, Shape]:
     return HuggingFaceNetwork(model, None), shape
 
 
-def spec_of(backend: str, recompute: str) -> RunSpec:
+def spec_of(backend: str, recompute: str, dtype: str = "float32") -> RunSpec:
     """Each rank trains `ROWS` rows of `LENGTH` tokens in one pass."""
     processes = WORLD if backend == "fsdp2" else 1
     return load_spec({
@@ -77,7 +82,7 @@ def spec_of(backend: str, recompute: str) -> RunSpec:
         "rollout": {"max_prompt_tokens": 1, "max_new_tokens": LENGTH - 1},
         "ppo": {"batch_size": ROWS * processes, "micro_batch_tokens": ROWS * LENGTH},
         "training": {"backend": backend, "recompute": recompute}, "overlap": {"intra_step": "off", "inter_step": "off"},
-        "resources": {"kind": "cpu", "processes": processes, "dtype": "float32"},
+        "resources": {"kind": "cpu", "processes": processes, "dtype": dtype},
     })  # fmt: skip
 
 
@@ -127,6 +132,25 @@ def test_sharded_training(kind: str, recompute: str, ranks: Ranks, tmp_path: Pat
     assert within(after["OptState"], sizes["actor: optimizer"])
     transient = largest["Total"] - largest["Sharded Param"] - largest["Sharded Grad"]
     assert within(transient, sizes["actor: activations"]), transient / sizes["actor: activations"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_copies_of_the_critic_for_a_checkpoint(dtype: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Its weights have the run's precision, although float32 is trained."""
+    spec, network = spec_of("fsdp2", "off", dtype), TinyTransformer(TINY, "scalar").to(DTYPES[dtype])
+    shape = tiny_shape(TINY, "scalar")
+    trainer = CriticTrainer(network, spec.ppo, 0, 1, ranks, backend_factory(spec.training), spec.training)
+    trainer.optimizer.begin(1)
+    (values,) = next(iter(trainer.forward([np.arange(LENGTH)], [1], 0).groups()))[1]
+    trainer.optimizer.backward(values.sum() / LENGTH)
+    trainer.optimizer.apply(0, "critic")
+    trainer.writer = BackgroundWriter()
+    trainer.save(str(tmp_path))
+    weights, state = (write.args[0] for write in trainer.writer._parts)  # type: ignore[attr-defined]
+    assert {copy.dtype for copy in weights.values()} == {DTYPES[dtype]}
+    assert {copy.dtype for copy in state.values()} == {torch.float32}
+    copies = [copy.to_local() for copy in (*weights.values(), *state.values()) if isinstance(copy, DTensor)]
+    assert within(sum(copy.nbytes for copy in copies), checkpoint_copies(spec, Role("critic", shape, shape.weights)).size)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)

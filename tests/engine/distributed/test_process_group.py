@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -14,10 +15,19 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from oppo_contract.events import parse_event
 from oppo_core.checkpointing.save_restore import restore, verify
-from oppo_core.distributed.process_group import SINGLE, RankError, Ranks, Rendezvous, join, rendezvous_from_env
+from oppo_core.distributed.process_group import (
+    BLOCKING_WAIT,
+    SINGLE,
+    RankError,
+    Ranks,
+    Rendezvous,
+    join,
+    rendezvous_from_env,
+)
 from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
@@ -27,6 +37,7 @@ from oppo_core.ppo.experience import Experience
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
+from oppo_core.training.process_group import join_default_group
 from tests.fakes.thread_ranks import on_threads
 
 CPU = torch.device("cpu")
@@ -99,7 +110,7 @@ def trained_by(
         here, chunks = results[ranks.rank], itertools.count(1)
         try:
             journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
-            changes = verify(resume, spec) if resume is not None else []
+            changes = verify(resume, spec, ranks) if resume is not None else []
             here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
             if resume is not None:
                 restore(here.engine, resume, changes)
@@ -401,6 +412,30 @@ def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
         silent = on_ranks(2, falls_silent, timeout_s=1.0)[0]
     assert isinstance(silent, RankError)
     assert str(silent) == "rank 0 of 2, all-reduce: rank 1 died, or gave no sign of life for 1 s"
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_only_the_default_nccl_group_has_torchs_watchdog(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """A group reads the variable when it is made. FSDP2 and DeepSpeed make more groups later."""
+    monkeypatch.delenv(BLOCKING_WAIT, raising=False)
+    if given is not None:
+        monkeypatch.setenv(BLOCKING_WAIT, given)
+    made: dict[str, str | None] = {}
+    nccl, gpu = mock.Mock(side_effect=lambda *_: made.setdefault("ours", os.environ.get(BLOCKING_WAIT))), torch.device("cuda")
+
+    def initialize(backend: str, **_: Any) -> None:
+        made[backend] = os.environ.get(BLOCKING_WAIT)
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+    monkeypatch.setattr(dist, "init_process_group", initialize)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    (rendezvous,) = rendezvous_of(1)
+    ranks = join(rendezvous, "engine", gpu)
+    assert os.environ.get(BLOCKING_WAIT) == given
+    assert join_default_group(gpu, ranks) == "nccl"
+    assert os.environ.get(BLOCKING_WAIT) == given
+    assert made == {"ours": "1", "nccl": None}
+    ranks.close()
 
 
 def test_the_number_of_ranks_must_be_the_specs() -> None:
