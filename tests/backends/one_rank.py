@@ -22,8 +22,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.tensor import DTensor
 
+from oppo_bench.engine.live_bytes import most_weights
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
@@ -31,6 +33,7 @@ from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import select_device
 from oppo_core.engine.state import Engine
+from oppo_core.models.protocol import Network
 from oppo_core.models.sharded_weights import full
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.reporting.event_log import NODE_EVENTS, Journal
@@ -95,11 +98,14 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
             train(engine, lambda: engine.batch is not None and next(chunks) >= stop)
         except NonFiniteError as error:
             fault = str(error)
+    read = sharded_reads(engine) if case["read"] else {}
     after = weights(engine)
     moved = max(float((after[name] - weight).abs().max()) for name, weight in before.items())
     save_file({name: weight.clone() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
     (out / f"rank-{ranks.rank}.json").write_text(
-        json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine), "received": len(received)})
+        json.dumps(
+            {"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine), "received": len(received), "read": read}
+        )
     )
     engine.scorers.close()
     if dist.is_initialized() and "deepspeed" not in sys.modules:  # DeepSpeed keeps the group of its first engine
@@ -120,6 +126,26 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
     actor = engine.actor.decoding.state_dict()  # type: ignore[attr-defined]
     gathered = {f"critic.{name}": full(w.detach()).to(critic.dtype) for name, w in found.items()}
     return {f"actor.{name}": w.detach() for name, w in actor.items()} | gathered
+
+
+def sharded_reads(engine: Engine) -> dict[str, dict[str, Any]]:
+    """By role: the result of a pass without gradients over a row, and bytes of weights: this rank's own, and most at one time."""
+    tokens = torch.arange(3, 23)[None]
+    trainers = {"actor": engine.actor, "critic": engine.scorers.trainer}  # type: ignore[attr-defined]
+    read = {}
+    for role, trainer in trainers.items():
+
+        def compute(network: Network, role: str = role) -> tuple[torch.Tensor]:
+            states = network.hidden(tokens, torch.arange(tokens.shape[1])[None])
+            return (network.logits(states) if role == "actor" else network.scalar(states),)
+
+        sharded = getattr(trainer.optimizer, "sharded", None)  # type: ignore[attr-defined]
+        counts = FSDPMemTracker(sharded._module) if sharded else contextlib.nullcontext()
+        with torch.no_grad(), counts as tracker:
+            result = trainer.optimizer.forward(compute, trainer.network)[0]  # type: ignore[attr-defined]
+        own = sum(part.to_local().nbytes for part in trainer.network.parameters()) if sharded else 0  # type: ignore[attr-defined]
+        read[role] = {"result": result.flatten().tolist(), "own": own, "most": most_weights(tracker) if sharded else 0}
+    return read
 
 
 def kept(engine: Engine) -> dict[str, int]:

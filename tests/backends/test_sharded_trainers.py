@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 from safetensors import safe_open
 
+from oppo_core.models.activation_checkpointing import transformer_blocks
 from oppo_core.models.tensor_files import shards_of_rank
+from oppo_core.models.tiny_transformer import init_tiny
 from oppo_core.rewards.service_auth import HOSTS_VARIABLE
-from tests.backends.test_trainer_contract import BACKENDS, Runs, Tree, assert_alike, case, close, merged, train_cases
+from tests.backends.test_trainer_contract import (
+    ARCHITECTURE,
+    BACKENDS,
+    Runs,
+    Tree,
+    assert_alike,
+    case,
+    close,
+    merged,
+    train_cases,
+)
 from tests.engine.rewards.reward_server import serve_rewards
 
 STEPS = 6
@@ -35,8 +47,12 @@ def listed(reward_url: str) -> list[dict[str, object]]:
     served = {"models": {"reward": {"parts": parts, "model": None}, "critic": {"path": "reward"}}}
     ways = WAYS | {"http": merged(DEFER, served)}
     plain, sharded = BACKENDS["plain"], BACKENDS["fsdp2"]
-    runs = [case(f"{way}-1", plain, changes, nodes=1) for way, changes in ways.items()]
-    runs += [case(f"{way}-{ranks}", sharded, changes, nodes=ranks) for way, changes in ways.items() for ranks in (2, 3)]
+    runs = [case(f"{way}-1", plain, changes, nodes=1, read=way == "defer") for way, changes in ways.items()]
+    runs += [
+        case(f"{way}-{ranks}", sharded, changes, nodes=ranks, read=way == "defer")
+        for way, changes in ways.items()
+        for ranks in (2, 3)
+    ]
     runs += [case(f"{a}-then-{b}", sharded, DEFER, nodes=b, resume=f"defer-{a}/{HALF}") for a, b in ((2, 3), (3, 2))]
     runs.append(case("3-then-1", plain, DEFER, nodes=1, resume=f"defer-3/{HALF}"))
     runs += [case(f"stopped-{stop}", sharded, SHORT_CHUNKS, nodes=2, stop=stop) for stop in STOPS]
@@ -61,6 +77,22 @@ def test_sharded_roles_learn_what_one_process_does(runs: Runs, way: str, ranks: 
     assert_alike(runs, f"{way}-{ranks}", f"{way}-1", 1e-9, range(ranks))
     received = sum(runs.result(f"{way}-{ranks}", rank)["received"] for rank in range(ranks))
     assert bool(received) == (way == "http"), "rows whose scores the rank that decoded them has"
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_pass_without_gradients_equals_that_of_whole_weights_and_gathers_two_units_at_most(
+    runs: Runs, ranks: int, role: str
+) -> None:
+    """The units of our own architecture: each block, and the rest."""
+    network = init_tiny(ARCHITECTURE, "lm" if role == "actor" else "scalar", 0)
+    whole, block = (sum(weight.numel() for weight in part.parameters()) for part in (network, transformer_blocks(network)[0]))
+    units = sorted([block] * ARCHITECTURE.layers + [whole - ARCHITECTURE.layers * block])
+    for rank in range(ranks):
+        read = runs.result(f"defer-{ranks}", rank)["read"][role]
+        assert read["result"] == pytest.approx(runs.result("defer-1")["read"][role]["result"], rel=1e-9, abs=1e-9)
+        assert read["own"] < 8 * 1.1 * whole / ranks
+        assert read["own"] < read["most"] <= read["own"] + 8 * sum(units[-2:])
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

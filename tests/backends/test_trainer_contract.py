@@ -81,7 +81,14 @@ def merged(base: Tree, *changes: Tree) -> Tree:
 
 
 def case(
-    name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str = "", fault: int | None = None, stop: int | None = None
+    name: str,
+    backend: Tree,
+    *changes: Tree,
+    nodes: int = 2,
+    resume: str = "",
+    fault: int | None = None,
+    stop: int | None = None,
+    read: bool = False,
 ) -> dict[str, Any]:
     """A run of three steps.
 
@@ -89,6 +96,7 @@ def case(
         resume: a checkpoint, or a run whose newest checkpoint is meant.
         fault: the step in which rank 1's policy loss is not a number.
         stop: the chunk of an unfinished step after which rank 1 is asked to stop.
+        read: whether each rank reads one row in the end (`sharded_reads`).
     """
     base: Tree = {
         "name": name, "seed": 3, "steps": 3, "data": {"prompts": "prompts.jsonl"}, "training": backend,
@@ -99,7 +107,7 @@ def case(
         "resources": {"nodes": nodes, "devices": nodes, "kind": "cpu", "longest_silence_s": 60},
         "checkpoints": {"every_steps": 2},
     }  # fmt: skip
-    return {"name": name, "spec": merged(base, *changes), "resume": resume, "fault": fault, "stop": stop}
+    return {"name": name, "spec": merged(base, *changes), "resume": resume, "fault": fault, "stop": stop, "read": read}
 
 
 def cases(backends: list[str]) -> list[dict[str, Any]]:

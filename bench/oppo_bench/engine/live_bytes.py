@@ -47,3 +47,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.live -= size
+
+
+def most_weights(tracker: Any) -> int:
+    """Most bytes of weights at one time, shards and gathered ones, that torch's `FSDPMemTracker` has counted on a CPU."""
+    from torch.distributed._tools.fsdp2_mem_tracker import _FSDPRefType
+
+    kinds = (_FSDPRefType.SHARDED_PARAM, _FSDPRefType.UNSHARDED_PARAM)
+    states = (states for stats in tracker.memory_tracking.values() for states in stats.snapshots.values())
+    snapshots = (snapshot for each in states for snapshot in each)
+    return max(sum(sizes[kind] for kind in kinds) for snapshot in snapshots for at, sizes in snapshot.items() if at.type == "cpu")

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
+from oppo_bench.engine.live_bytes import most_weights
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.activation_checkpointing import transformer_blocks
@@ -57,19 +58,6 @@ def run(module: ShardedModule, is_language_model: bool) -> torch.Tensor:
     return module.run(compute)[0]
 
 
-def counted(tracker: FSDPMemTracker) -> int:
-    """Most bytes of weights at one time."""
-    snapshots = (
-        sizes
-        for stats in tracker.memory_tracking.values()
-        for states in stats.snapshots.values()
-        for snapshot in states
-        for device, sizes in snapshot.items()
-        if device.type == "cpu"
-    )
-    return max(sizes[_FSDPRefType.SHARDED_PARAM] + sizes[_FSDPRefType.UNSHARDED_PARAM] for sizes in snapshots)
-
-
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("kind", ["tiny", "tied", "untied", "scalar"])
 def test_a_rank_holds_its_shard_and_two_units(ranks: Ranks, kind: str, backward: bool) -> None:
@@ -86,4 +74,4 @@ def test_a_rank_holds_its_shard_and_two_units(ranks: Ranks, kind: str, backward:
         result = run(module, kind != "scalar")
         if backward:
             result.backward()
-    assert 4 * (shard + units[-1]) < counted(tracker) <= 4 * (shard + sum(units[-2:]))
+    assert 4 * (shard + units[-1]) < most_weights(tracker) <= 4 * (shard + sum(units[-2:]))
