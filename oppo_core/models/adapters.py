@@ -45,6 +45,7 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
         ModelFolderError: a target is no linear layer of a block.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import, and few runs need it
+    from peft.tuners.lora.layer import Linear
     from transformers.pytorch_utils import Conv1D
 
     body = saved_module(network)
@@ -56,8 +57,8 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, body)
     for layer in body.modules():
-        if type(layer) is _peft_linear():
-            layer.__class__ = _fused_linear()
+        if type(layer) is Linear:
+            layer.__class__ = _fused(Linear)
     for name, weight in network.named_parameters():
         weight.requires_grad_("lora_" in name or name.startswith(HEADS))
     _init_adapters(network, seed)
@@ -67,25 +68,17 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
 
 
 @cache
-def _peft_linear() -> type[Any]:
-    from peft.tuners.lora.layer import Linear
-
-    return Linear
-
-
-@cache
-def _fused_linear() -> type[Any]:
+def _fused(linear: type[Any]) -> Any:
     """peft's adapted linear layer with one matrix product that adds B·A·x to W·x.
 
-    peft's own makes three results of W·x's size more; of freed ones on a CPU malloc keeps gaps.
+    peft's own makes three more results of W·x's size; on a CPU malloc keeps gaps where they were.
     """
 
-    class FusedLinear(_peft_linear()):  # type: ignore[misc]
+    class FusedLinear(linear):
         def forward(self, x: Tensor) -> Tensor:
-            low = self.lora_A[ADAPTER](x)
-            result = self.base_layer(x)
-            up = self.lora_B[ADAPTER].weight
-            return torch.addmm(result.flatten(0, -2), low.flatten(0, -2), up.t(), alpha=self.scaling[ADAPTER]).view_as(result)
+            low, whole = self.lora_A[ADAPTER](x), self.base_layer(x)
+            up, scale = self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
+            return torch.addmm(whole.flatten(0, -2), low.flatten(0, -2), up.t(), alpha=scale).view_as(whole)
 
     return FusedLinear
 

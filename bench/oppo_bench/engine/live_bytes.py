@@ -56,4 +56,6 @@ def most_weights(tracker: Any) -> int:
     kinds = (_FSDPRefType.SHARDED_PARAM, _FSDPRefType.UNSHARDED_PARAM)
     states = (states for stats in tracker.memory_tracking.values() for states in stats.snapshots.values())
     snapshots = (snapshot for each in states for snapshot in each)
-    return max(sum(sizes[kind] for kind in kinds) for snapshot in snapshots for at, sizes in snapshot.items() if at.type == "cpu")
+    return max(
+        int(sum(sizes[kind] for kind in kinds)) for snapshot in snapshots for at, sizes in snapshot.items() if at.type == "cpu"
+    )
