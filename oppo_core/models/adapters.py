@@ -45,7 +45,6 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
         ModelFolderError: a target is no linear layer of a block.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import, and few runs need it
-    from peft.tuners.lora.layer import Linear
     from transformers.pytorch_utils import Conv1D
 
     body = saved_module(network)
@@ -57,8 +56,8 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, body)
     for layer in body.modules():
-        if type(layer) is Linear:
-            layer.__class__ = _fused(Linear)
+        if type(layer) is _fused().__base__:
+            layer.__class__ = _fused()
     for name, weight in network.named_parameters():
         weight.requires_grad_("lora_" in name or name.startswith(HEADS))
     _init_adapters(network, seed)
@@ -68,13 +67,15 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
 
 
 @cache
-def _fused(linear: type[Any]) -> Any:
+def _fused() -> Any:
     """peft's adapted linear layer with one matrix product that adds B·A·x to W·x.
 
     peft's own makes three more results of W·x's size; on a CPU malloc keeps gaps where they were.
     """
 
-    class FusedLinear(linear):
+    from peft.tuners.lora.layer import Linear
+
+    class FusedLinear(Linear):
         def forward(self, x: Tensor) -> Tensor:
             low, whole = self.lora_A[ADAPTER](x), self.base_layer(x)
             up, scale = self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]

@@ -84,6 +84,20 @@ def test_adapters_begin_as_nothing_and_train_alone(place: tuple[Path, str]) -> N
     assert (logits_of(adapted) - logits_of(plain)).abs().max() > 1e-3
 
 
+def test_adapted_layers_compute_what_peft_s_do(place: tuple[Path, str]) -> None:
+    adapted = load(place, LORA)
+    train(adapted)
+    layers = [layer for layer in adapted.modules() if hasattr(layer, "lora_A")]
+    assert layers
+    for layer in layers:
+        x = torch.randn(3, 5, layer.in_features, requires_grad=True)
+        weights = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        ours, theirs = layer(x), type(layer).__base__.forward(layer, x)
+        torch.testing.assert_close(ours, theirs)
+        for mine, other in zip(torch.autograd.grad(ours.sum(), weights), torch.autograd.grad(theirs.sum(), weights), strict=True):
+            torch.testing.assert_close(mine, other)
+
+
 def test_the_start_depends_on_the_seed_alone(place: tuple[Path, str]) -> None:
     network = load(place, None)
     state = torch.random.get_rng_state()
