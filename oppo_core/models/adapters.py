@@ -75,7 +75,7 @@ def _fused() -> Any:
 
     from peft.tuners.lora.layer import Linear
 
-    class FusedLinear(Linear):
+    class FusedLinear(Linear):  # type: ignore[misc]  # peft has no types
         def forward(self, x: Tensor) -> Tensor:
             low, whole = self.lora_A[ADAPTER](x), self.base_layer(x)
             up, scale = self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]

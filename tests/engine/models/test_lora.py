@@ -90,7 +90,7 @@ def test_adapted_layers_compute_what_peft_s_do(place: tuple[Path, str]) -> None:
     layers = [layer for layer in adapted.modules() if hasattr(layer, "lora_A")]
     assert layers
     for layer in layers:
-        x = torch.randn(3, 5, layer.in_features, requires_grad=True)
+        x = torch.randn(3, 5, layer.in_features, dtype=layer.lora_A["default"].weight.dtype, requires_grad=True)
         weights = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
         ours, theirs = layer(x), type(layer).__base__.forward(layer, x)
         torch.testing.assert_close(ours, theirs)
