@@ -47,6 +47,10 @@ MEMORY_REMEDY = (
     "lower ppo.micro_batch_tokens, ppo.batch_size, overlap.overcommit.max or rollout.max_new_tokens, train models.lora instead of"
     " all weights, take resources.dtype bfloat16 on a GPU, or a machine with more memory"
 )
+VLLM_REMEDY = (
+    "; or decode with vLLM on GPUs of its own, each of which holds a part of every layer (rollout.backend: vllm,"
+    " resources.decoding_devices)"
+)
 
 
 class PreflightError(ValueError):
@@ -337,9 +341,10 @@ def _shortage(spec: RunSpec, device: DeviceMemory, remedy: Mapping[str, Any] | N
     where = f" of {device.device}" if spec.resources.scoring_devices and device.device is not None else ""
     has = f"it has {mib(device.available)}" if device.device is None else f"{mib(device.available)} are free"
     settings = ", ".join(f"{path}: {json.dumps(value)}" for path, value in remedy.items()) if remedy else ""
+    decodes = spec.resources.kind != "cpu" and spec.rollout.backend != "vllm" and device.planned.group == "training"
     return (
         f"{subject} about {mib(device.needed)} of memory{where}, {has}; most of it: {listed}."
-        f" Remedy: {f'set {settings}' if settings else MEMORY_REMEDY}"
+        f" Remedy: {f'set {settings}' if settings else MEMORY_REMEDY + (VLLM_REMEDY if decodes else '')}"
     )
 
 

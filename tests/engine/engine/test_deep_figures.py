@@ -59,6 +59,14 @@ def test_a_run_on_gpus_is_estimated_where_there_are_none(world: Any) -> None:
     assert "memory/training/items/the GPU's libraries" in figures
 
 
+@pytest.mark.parametrize(("changes", "named"), [({}, True), (VLLM, False)])
+def test_where_not_even_the_decoders_copy_fits_vllm_on_other_gpus_is_the_remedy(world: Any, changes: Any, named: bool) -> None:
+    spec = world.spec({"resources": {"kind": "cuda"}, "models": {"lora": {}}}, changes)
+    (shortage,) = [text for e in preflight(spec, [world.folder], device_bytes=GIB).errors if "most of it" in (text := str(e))]
+    assert ("decode with vLLM on GPUs of its own" in shortage) == named
+    assert "resources.dtype bfloat16" in shortage
+
+
 def test_vllms_own_memory_is_apart(world: Any) -> None:
     shared = deep_figures(preflight(world.spec(VLLM), [world.folder], device_bytes=80 * GIB))
     assert shared["memory/training/vllm_gib"] == shared["memory/training/items/vLLM"] == 20
