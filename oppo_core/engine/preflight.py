@@ -47,7 +47,7 @@ MEMORY_REMEDY = (
     "lower ppo.micro_batch_tokens, ppo.batch_size, overlap.overcommit.max or rollout.max_new_tokens, train models.lora instead of"
     " all weights, take resources.dtype bfloat16 on a GPU, or a machine with more memory"
 )
-VLLM_REMEDY = (
+DECODE_APART = (
     "; or decode with vLLM on GPUs of its own, each of which holds a part of every layer (rollout.backend: vllm,"
     " resources.decoding_devices)"
 )
@@ -344,7 +344,7 @@ def _shortage(spec: RunSpec, device: DeviceMemory, remedy: Mapping[str, Any] | N
     decodes = spec.resources.kind != "cpu" and spec.rollout.backend != "vllm" and device.planned.group == "training"
     return (
         f"{subject} about {mib(device.needed)} of memory{where}, {has}; most of it: {listed}."
-        f" Remedy: {f'set {settings}' if settings else MEMORY_REMEDY + (VLLM_REMEDY if decodes else '')}"
+        f" Remedy: {f'set {settings}' if settings else MEMORY_REMEDY + (DECODE_APART if decodes else '')}"
     )
 
 
