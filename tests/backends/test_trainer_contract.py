@@ -22,9 +22,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from oppo_contract.events import parse_event
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.model_io import save_tiny
 from oppo_core.models.tiny_transformer import Head, init_tiny
+from oppo_core.trace.gpu_stats import GB
 
 Tree = dict[str, Any]
 VOCAB = 40
@@ -260,6 +262,21 @@ def test_short_weights_go_on_to_the_bit_after_a_checkpoint_that_has_them_precise
     for name, weight in runs.weights(f"{backend}-short-resumes").items():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(weight, runs.weights(f"{backend}-short")[name]), name
+
+
+@pytest.mark.parametrize("name", ["fsdp2-passes", "fsdp2-short", "plain-passes"])
+def test_sharded_weights_are_handed_over_once_a_step(runs: Runs, name: str) -> None:
+    """To the network that decodes, in the run's precision; the metric says how many bytes of weights these are."""
+    sharded = name.startswith("fsdp2")
+    for rank in (0, 1):
+        lines = (runs.world / name / f"events-{rank}.jsonl").read_bytes().splitlines()
+        events = [parse_event(line) for line in lines]
+        phases = [phase for event in events if event.kind == "spans" for phase in event.phase]
+        assert phases.count("weights") == (3 if sharded else 0)
+        steps = [event.metrics for event in events if event.kind == "step"]
+        assert len(steps) == (0 if rank else 3)
+        size = sum(weight.nbytes for key, weight in runs.weights(name).items() if key.startswith("actor."))
+        assert [step.get("perf/hand_over_gb") for step in steps] == [pytest.approx(size / GB) if sharded else None] * len(steps)
 
 
 @each_backend

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from oppo_contract.spec import load_spec
 from oppo_core.engine.state import Engine
+from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.rank_spans import split_span
@@ -76,27 +77,46 @@ def test_one_rank_is_what_it_was_without_ranks(overlap: dict[str, Any], virtual:
     assert repr(ranked) == repr(plain)
 
 
+def trained_ids(engine: Engine) -> list[list[int]]:
+    """Trains all steps; the sequence_ids of every batch, in order."""
+    batches, plain = list[list[int]](), engine.experience
+
+    def experience(batch: list[Sequence], *rest: Any) -> Any:
+        batches.append([s.sequence_id for s in batch])
+        return plain(batch, *rest)
+
+    engine.experience = experience
+    list(steps_of(engine))
+    return batches
+
+
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), count=st.integers(1, 5), batch=st.integers(1, 8),
-    defers=st.booleans(),
+    defers=st.booleans(), overcommit=st.integers(0, 4), group=st.integers(1, 3),
 )  # fmt: skip
-def test_ranks_share_the_work_and_add_none(lengths: list[int], count: int, batch: int, defers: bool) -> None:
+def test_ranks_share_the_work_and_add_none(
+    lengths: list[int], count: int, batch: int, defers: bool, overcommit: int, group: int
+) -> None:
     """Without costs of a round or a pass, the busy seconds of all ranks are those of one device that does everything."""
     overlap = {"intra_step": "off", "inter_step": "defer" if defers else "off"}
+    delta = {"initial": overcommit, "min": overcommit, "max": overcommit}
+    groups = {"group_size": group, "algorithm": "grpo" if group > 1 else "ppo"}
     spec = load_spec({
-        "name": "shared", "steps": 4, "data": {"prompts": "none"}, "overlap": overlap | {"overcommit": {"initial": 1, "max": 1}},
-        "models": {"actor": {"path": "none"}, "reward": {"model": {"path": "none"}}}, "ppo": {"batch_size": batch, "epochs": 2},
+        "name": "shared", "steps": 4, "data": {"prompts": "none"}, "overlap": overlap | {"overcommit": delta},
+        "models": {"actor": {"path": "none"}, "reward": {"model": {"path": "none"}}},
+        "ppo": {"batch_size": batch, "epochs": 2, **groups},
         "rollout": {"max_new_tokens": 40, "max_prompt_tokens": 4}, "logging": {"samples_per_step": 0},
     })  # fmt: skip
     busy, trained = [], []
     for number in (1, count):
         devices = together(number, decode={"round_us": 0, "cached_token_us": 3})
         engine = assemble(spec, devices, lambda i: lengths[i % len(lengths)])
-        steps = list(steps_of(engine))
+        trained.append(trained_ids(engine))
+        steps = engine.journal.steps  # type: ignore[attr-defined]
         busy.append([sum(s[f"busy/{d}"] for d in devices.names) * s["timing_s/step"] for s in steps])
-        trained.append([(s["perf/total_num_tokens"], s["oppo/deferred_token_share"]) for s in steps])
         assert all(s["timing_s/step"] >= work / number * (1 - 1e-9) for s, work in zip(steps, busy[-1], strict=True))
     assert busy[1] == pytest.approx(busy[0])
+    assert [len(ids) for ids in trained[0]] == [batch * group] * 4
     assert trained[0] == trained[1], "ranks decide where rows are, never which"
 
 
