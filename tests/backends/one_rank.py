@@ -40,6 +40,7 @@ from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.scoring.sharded import ShardedScorers
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
+from oppo_core.training.zero import MOMENTS, ZeroBackend
 
 LINEAR = torch.nn.functional.linear
 Case = dict[str, Any]
@@ -93,7 +94,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     before = {name: weight.clone() for name, weight in weights(engine).items()}
     fault, chunks = "", itertools.count(1)
     stop = math.inf if case["stop"] is None or ranks.rank != 1 else case["stop"]
-    with recorded_metrics() as steps, received_scores() as received, case_fault(case, ranks):
+    with recorded_metrics() as steps, received_scores() as received, zero_bytes() as held, case_fault(case, ranks):
         try:
             train(engine, lambda: engine.batch is not None and next(chunks) >= stop)
         except NonFiniteError as error:
@@ -104,7 +105,15 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     save_file({name: weight.clone() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
     (out / f"rank-{ranks.rank}.json").write_text(
         json.dumps(
-            {"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine), "received": len(received), "read": read}
+            {
+                "steps": steps,
+                "fault": fault,
+                "moved": moved,
+                "kept": kept(engine),
+                "received": len(received),
+                "read": read,
+                "held": held,
+            }
         )
     )
     engine.scorers.close()
@@ -181,6 +190,42 @@ def received_scores() -> Iterator[list[int]]:
 
     with mock.patch.object(ShardedScorers, "_exchange_rewards", exchange):
         yield received
+
+
+def nested_bytes(tensors: Any) -> int:
+    """Of a tensor, of lists of them, or of None."""
+    return sum(map(nested_bytes, tensors)) if isinstance(tensors, list) else getattr(tensors, "nbytes", 0)
+
+
+@contextlib.contextmanager
+def zero_bytes() -> Iterator[dict[str, int]]:
+    """Bytes that DeepSpeed holds after a backward pass at most, by kind; of the actor and the critic together."""
+    held: dict[str, int] = {}
+    by_role: dict[int, dict[str, int]] = {}
+    plain = ZeroBackend.backward
+
+    def backward(self: ZeroBackend, loss: torch.Tensor) -> None:
+        plain(self, loss)
+        zero = self._engine.optimizer
+        if not hasattr(zero, "all_grad_tensors"):  # DeepSpeed's optimizer of 16-bit weights at stage 1
+            return
+        gradients = [
+            list(zero.all_grad_tensors.values()),
+            list(zero.averaged_gradients.values()),
+            [p.grad for p in self.parameters],
+        ]
+        found = {
+            "gradients": gradients,
+            "moments": [state[name] for state in zero.optimizer.state.values() for name in MOMENTS if name in state],
+            "masters": list(zero.single_partition_of_fp32_groups),
+        }
+        most = by_role.setdefault(id(self), dict.fromkeys(found, 0))
+        for kind, tensors in found.items():
+            most[kind] = max(most[kind], nested_bytes(tensors))
+            held[kind] = sum(role[kind] for role in by_role.values())
+
+    with mock.patch.object(ZeroBackend, "backward", backward):
+        yield held
 
 
 @contextlib.contextmanager

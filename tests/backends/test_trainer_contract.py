@@ -320,3 +320,15 @@ def test_fsdp2_keeps_half_of_every_trained_weight_on_each_of_two_ranks(runs: Run
 def test_deepspeed_zero2_learns_the_same_with_its_state_in_main_memory(runs: Runs) -> None:
     assert [close(1e-4)(step) for step in runs.result("plain-passes")["steps"]] == runs.result("offloaded")["steps"]
     assert_alike(runs, "offloaded", "plain-passes")
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_shards_moments_and_masters_and_with_stage_2_the_gradients(runs: Runs, stage: int) -> None:
+    """As the estimate of memory has it: bytes of this rank's state."""
+    trained = sum(runs.result("plain-passes")["kept"].values())
+    for rank in (0, 1):
+        held = runs.result(f"deepspeed-zero{stage}-passes", rank)["held"]
+        expected = {"gradients": 4 * trained // stage, "moments": 8 * trained // 2, "masters": 4 * trained // 2}
+        # Of gradients DeepSpeed keeps whole tensors, of which one is in both ranks' parts.
+        assert {kind: pytest.approx(size, rel=0.2 if kind == "gradients" else 0.05) for kind, size in expected.items()} == held
