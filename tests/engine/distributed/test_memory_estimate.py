@@ -33,8 +33,8 @@ from oppo_core.training.backends import backend_factory
 from oppo_core.training.fsdp import FsdpBackend
 from oppo_estimate.items import Role
 from oppo_estimate.memory import decode_slots, memory_items
-from oppo_estimate.sharded_memory import checkpoint_copies
 from oppo_estimate.shapes import Shape, read_shape, tiny_shape
+from oppo_estimate.sharded_memory import checkpoint_copies
 from tests.fakes.fake_process_group import fake_ranks
 
 WORLD, ROWS, LENGTH = 8, 8, 75
