@@ -117,8 +117,8 @@ class OtherParts:
         while name not in os.listdir(draft):  # a network file system may remember for long that a single file is not there
             if self._too_late(written):
                 raise CheckpointError(
-                    f"rank {rank} has not written its part of {folder} in time (resources.longest_silence_s: {self.longest_s:g} s)"
-                    f"; look at its node and its disk, and {before}"
+                    f"rank {rank} has not written its part of {folder} in time"
+                    f" (resources.longest_silence_s: {self.longest_s:g} s); look at its node and its disk, and {before}"
                 )
             if self.writer.given_up.wait(POLL_S):
                 raise CheckpointError(f"the run ended before rank {rank} had written its part of {folder}; {before}")
