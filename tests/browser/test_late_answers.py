@@ -230,6 +230,25 @@ def test_a_remedy_does_not_take_back_yaml_that_is_being_checked(visit, hold, pla
     expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 7$", re.MULTILINE))
 
 
+def test_the_form_does_not_take_back_yaml_that_is_being_checked(visit, hold, platform):
+    """What is typed in the form meanwhile is added to what the YAML says."""
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    page.click("[data-view=yaml]")
+    held = hold(page, "**/runs/validate")
+    page.fill("#yaml", re.sub(r"^steps: \d+$", "steps: 7", page.input_value("#yaml"), flags=re.MULTILINE))
+    page.click("[data-view=form]")
+    page.fill("[data-path='ppo.batch_size']", "24")
+    held.come()
+    held.open()
+    expect(page.locator("[data-path='ppo.batch_size']")).to_have_value("24")
+    expect(page.locator("[data-path=steps]")).to_have_value("7")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 7$", re.MULTILINE))
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"batch_size: 24$", re.MULTILINE))
+
+
 def test_device_hours_of_a_running_state_do_not_replace_those_of_its_end(visit, hold, platform):
     run_id = platform.submit("letters counted", steps=30)
     supervisor, story = platform.start(run_id)

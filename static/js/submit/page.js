@@ -31,9 +31,14 @@ let readable = true; // whether the last checked text was a spec at all
 let touched = Boolean(fork); // an untouched form names what it needs, without complaints
 let replaced = {}; // values that the chosen preset replaced, by path
 let tried = { text: "", key: "" }; // the last submission, and its idempotency key
+let waiting = []; // inputs of the form that were used before the server had read the YAML
 const fields = submitFields(form, catalogue, (input) => {
   touched = true;
   if (input === nameBox) named = true;
+  if (isOutdated()) {
+    waiting.push(input);
+    return;
+  }
   fields.write(input, spec);
   suggestName();
   changed("form");
@@ -47,7 +52,7 @@ const card = planCard((settings) => {
   changed("form");
 });
 
-/* Whether `spec` is older than the YAML, until the server has read that: a remedy in it would replace what was typed. */
+/* Whether `spec` is older than the YAML, until the server has read that: a change of it would replace what was typed there. */
 const isOutdated = () => from === "yaml" && Boolean(verdict.pending || verdict.failed);
 
 /* --- one spec, two views -------------------------------------------------------------------------------- */
@@ -83,11 +88,15 @@ async function check() {
   verdict = { ok: reply.ok, problems: reply.problems, pending: false };
   if (side === "form" && reply.yaml) yaml.value = reply.yaml;
   if (side === "yaml" && reply.spec) spec = reply.spec;
+  const inputs = waiting;
+  waiting = [];
+  if (reply.spec) inputs.forEach((input) => fields.write(input, spec));
   readable = Boolean(reply.spec);
   fields.showDefaults(reply.chosen || {}, reply.ok ? reply.spec : null);
   card.show(reply.plan);
   fill();
   showVerdict();
+  if (reply.spec && inputs.length) changed("form");
 }
 /* Whether the server may give another answer later without a change here. */
 const passes = (e) => !(e instanceof ApiError) || e.status >= 500 || [401, 409, 429].includes(e.status);
