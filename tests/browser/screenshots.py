@@ -23,8 +23,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "-1024": {"viewport": {"width": 1024, "height": 900}, "color_scheme": "light"},
     "-narrow": {"viewport": {"width": 390, "height": 860}, "color_scheme": "light"},
 }
+RESPONSES = ":is(#prompts article, #nothing:not([hidden]))"  # of held-out prompts, of which a run may have none
 # Pictures of a page further down, with what is scrolled to; and after a key, with what it opens.
-SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": ".plan-review tr:last-child"}
+SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": ".plan-review tbody tr:last-child"}
 OPENED = {"palette": ("Control+k", "dialog.palette[open]")}
 
 
@@ -90,7 +91,7 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
             "submit": (f"/runs/new?from={newest['oppo']}", "#plan-estimates:not([hidden])"),
             "run": (run, "#plot-reward .main-svg >> nth=0"),
             "metrics": (run, "#metric-groups .metric >> nth=3"),
-            "side-by-side": (f"{run}/samples/side-by-side", "#prompts article >> nth=0"),
+            "side-by-side": (f"{run}/samples/side-by-side", RESPONSES),
             "timeline": (f"{run}/timeline", "#worst li >> nth=0"),
             "utilization": (f"{run}/utilization", "#plot-phases .main-svg >> nth=0"),
             "samples": (f"{run}/samples", "#rows tr >> nth=0"),
@@ -102,7 +103,7 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
         both = f"runs={newest['sequential']},{newest['oppo']}"
         pages |= {
             "compare": (f"/compare?{both}", "#plot-reward .main-svg >> nth=0"),
-            "compare-samples": (f"/compare/samples?{both}", ":is(#prompts article, #nothing:not([hidden]))"),
+            "compare-samples": (f"/compare/samples?{both}", RESPONSES),
         }
     return pages
 
