@@ -21,6 +21,7 @@ const project = $("project");
 const nameBox = form.querySelector('[data-path="name"]');
 let spec = S.copy(start);
 let from = "form";
+let unread = false; // whether the YAML was changed since the server read it
 let view = "form";
 let timer = 0;
 let requests = 0;
@@ -53,11 +54,12 @@ const card = planCard((settings) => {
 });
 
 /* Whether `spec` is older than the YAML, until the server has read that: a change of it would replace what was typed there. */
-const isOutdated = () => from === "yaml" && Boolean(verdict.pending || verdict.failed);
+const isOutdated = () => unread;
 
 /* --- one spec, two views -------------------------------------------------------------------------------- */
 function changed(side) {
   from = side;
+  unread = side === "yaml";
   requests += 1; // a running request is about the previous text
   verdict = { ...verdict, pending: true };
   showSend();
@@ -84,6 +86,7 @@ async function check() {
     return showVerdict();
   }
   if (request !== requests) return; // a newer request is running
+  unread = false;
   $("signed-out").hidden = true;
   verdict = { ok: reply.ok, problems: reply.problems, pending: false };
   if (side === "form" && reply.yaml) yaml.value = reply.yaml;
