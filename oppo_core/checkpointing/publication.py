@@ -131,7 +131,10 @@ class OtherParts:
 
     def _too_late(self, written: float) -> bool:
         now, waiting = time.monotonic(), self.writer.waiting_since
-        return now > written + self.longest_s or (waiting is not None and now > waiting + WHILE_WAITING * self.longest_s)
+        if waiting is None:
+            return now > written + self.longest_s
+        sooner = WHILE_WAITING * self.longest_s
+        return now > max(waiting + sooner, written + self.longest_s - sooner)
 
 
 def _publish_described(failed: ExitStack, draft: Path, folder: Path, others: OtherParts, write: Write) -> Published:

@@ -179,15 +179,26 @@ def verify(folder: Path, spec: RunSpec, ranks: Ranks = SINGLE) -> list[Change]:
 
 
 def check_intact(folder: Path, ranks: Ranks = SINGLE) -> None:
-    """Check all files of a checkpoint against its manifest. All ranks call it, and each reads its part of the files.
+    """Check all files of a checkpoint against its manifest. All ranks call it, and each reads about as many bytes.
 
     Raises:
         CheckpointError: incomplete or damaged.
     """
     manifest = _manifest(folder)
     with ranks.raise_on_all(CheckpointError):
-        for name in list(manifest)[ranks.rank :: ranks.world]:
+        for name in _shares(manifest, ranks.world)[ranks.rank]:
             _check_file(folder, name, manifest)
+
+
+def _shares(manifest: Entries, world: int) -> list[list[str]]:
+    """The files divided among the ranks: the largest first, to the rank with the fewest bytes."""
+    shares: list[list[str]] = [[] for _ in range(world)]
+    sizes = [0] * world
+    for name, entry in sorted(manifest.items(), key=lambda item: -int(item[1]["bytes"])):
+        rank = sizes.index(min(sizes))
+        shares[rank].append(name)
+        sizes[rank] += int(entry["bytes"])
+    return shares
 
 
 def read_intact_state(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 try:
     import psutil
@@ -16,6 +17,7 @@ except ImportError:  # bench/gpu runs with torch, transformers and pydantic alon
     psutil = None  # type: ignore[assignment]
 
 GB = 10**9
+Value = TypeVar("Value")
 
 
 class CpuTime:
@@ -32,16 +34,16 @@ class CpuTime:
     def take(self) -> dict[str, float]:
         """Metrics `perf/cpu_s`: CPU seconds since the last call; `perf/rss_gb`, `perf/max_rss_gb`: resident now and at most.
 
-        In GB. The peak is the sum of each process's own. Only Linux tells it, and which memory is shared: that counts once.
+        In GB. The peak is the sum of each process's own. Only Linux reports it, and shared memory, which counts once.
         """
         before, self._before = self._before, self._total()
         metrics = {"perf/cpu_s": max(0.0, self._before - before)}
         if self._memory and self._process is not None:
-            shared = self._each(lambda process: status_bytes(process.pid, "RssShmem"))
-            twice = sum(shared) - max(shared)
-            metrics["perf/rss_gb"] = (sum(self._each(lambda process: process.memory_info().rss)) - twice) / GB
-            if peaks := sum(self._each(lambda process: status_bytes(process.pid, "VmHWM"))):
-                metrics["perf/max_rss_gb"] = (peaks - twice) / GB
+            now, peaks, shared = zip(*self._each(_resident), strict=True)
+            twice = sum(shared) - max(shared)  # the weights that all of them map
+            metrics["perf/rss_gb"] = (sum(now) - twice) / GB
+            if any(peaks):
+                metrics["perf/max_rss_gb"] = (sum(peaks) - twice) / GB
         return metrics
 
     def _total(self) -> float:
@@ -51,7 +53,7 @@ class CpuTime:
 
         return sum(os.times()[:4]) if self._process is None else sum(self._each(cpu_s))
 
-    def _each(self, read: Callable[[psutil.Process], float]) -> list[float]:
+    def _each(self, read: Callable[[psutil.Process], Value]) -> list[Value]:
         """Of this process and its descendants. One that has just ended is skipped: its parent's times include it."""
         assert self._process is not None
         values = []
@@ -59,6 +61,11 @@ class CpuTime:
             with suppress(psutil.NoSuchProcess):
                 values.append(read(process))
         return values
+
+
+def _resident(process: psutil.Process) -> tuple[int, int, int]:
+    """A process's resident memory, its peak, and how much of it is shared, bytes."""
+    return process.memory_info().rss, status_bytes(process.pid, "VmHWM"), status_bytes(process.pid, "RssShmem")
 
 
 def status_bytes(pid: int, name: str) -> int:

@@ -73,7 +73,7 @@ def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int 
 
 def _freed_blocks(transient: list[Item]) -> Item:
     """Main memory that malloc keeps of freed activations, in gaps into which those of rows of other lengths do not fit."""
-    size = sum(item.size for item in transient)
+    size = sum(item.size for item in transient if item.name.endswith(": activations"))
     return Item("freed activations", size * FREED_PERCENT // 100, f"{FREED_PERCENT} % of {size:,} B, kept by malloc")
 
 
@@ -298,7 +298,7 @@ def _proximal_pass(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
     """Logits of the actor's log-prob pass, without a graph over the whole batch where the update has several optimizer steps."""
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     rows = rows_on_rank(spec)
-    reads = min(rows * columns, max(spec.ppo.micro_batch_tokens, columns))
+    reads = min(rows * spec.rollout.max_new_tokens, max(spec.ppo.micro_batch_tokens, columns))  # logits of responses only
     if role.name != "actor" or spec.ppo.optimizer_steps == 1:
         reads = 0
     elif spec.training.recompute != "off":

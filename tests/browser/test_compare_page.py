@@ -137,10 +137,10 @@ def test_the_ten_highest_of_many_runs_are_those_at_the_end_of_their_curves(visit
       };
       return [rows(null), rows(0), document.getElementById("cursor-at").textContent];
     }"""
-    at_end, at_start, told = page.evaluate(ranked, None)
+    at_end, at_start, heading = page.evaluate(ranked, None)
     assert at_end == [f"run {n}" for n in range(11, 1, -1)]
     assert at_start == [f"run {n}" for n in range(10)]
-    assert told == "at 0, the 10 highest of 12"
+    assert heading == "at 0, the 10 highest of 12"
     assert page.evaluate(ranked, 0)[0] == ["run 0", *(f"run {n}" for n in range(11, 2, -1))]
 
 
@@ -244,6 +244,11 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
     assert b"letters oppo" in text
     name, text = saved(page, "[aria-label='Bubble as PNG']")
     assert (name, text[:4]) == ("compare-bubble.png", b"\x89PNG")
+
+
+def test_curves_of_any_density_are_smoothed_alike_and_formulas_are_text_in_csv(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}")
     check = """async () => {
       const C = await import("/static/js/compare/curves.js");
       const { csv } = await import("/static/js/compare/download.js");
@@ -254,16 +259,16 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
       const off = Math.max(...fine.map((v, i) => Math.abs(v - coarse[i])));
       return { off, mean, formula: csv([["=1+1", "a,b", null, -2]]) };
     }"""
-    told = page.evaluate(check)
-    assert told["off"] < 0.03, "half of the points, the same curve"
-    assert told["mean"] == {
+    made = page.evaluate(check)
+    assert made["off"] < 0.03, "half of the points, the same curve"
+    assert made["mean"] == {
         "x": [0, 2, 4, 6],
         "y": [1, 8 / 3, 4, 5],
         "low": [0, 2, 2, 2],
         "high": [2, 4, 6, 8],
         "n": [2, 3, 3, 2],
     }
-    assert told["formula"] == '\'=1+1,"a,b",,-2\r\n'
+    assert made["formula"] == '\'=1+1,"a,b",,-2\r\n'
 
 
 def scaled(page, seconds):
@@ -272,14 +277,14 @@ def scaled(page, seconds):
 
     def answer(route):
         reply = route.fetch()
-        told = reply.json()
-        columns = [column for series in told["series"].values() for column in series.values()]
+        found = reply.json()
+        columns = [column for series in found["series"].values() for column in series.values()]
         by = ends["now"] / max(column["x"][-1] for column in columns)
         for column in columns:
             column["x"] = [x * by for x in column["x"]]
-        for hit in filter(None, told["time_to_target"].values()):
+        for hit in filter(None, found["time_to_target"].values()):
             hit["elapsed_s"] *= by
-        route.fulfill(response=reply, json=told)
+        route.fulfill(response=reply, json=found)
 
     page.route(lambda url: "/v1/compare?" in url and "x=wall" in url, answer)
     return lambda later: ends.update(now=later) or page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

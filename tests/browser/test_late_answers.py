@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 import pytest
 from playwright.sync_api import expect
 
+from oppo_platform.runs.models import Run
 from tests.browser.conftest import wait_until
 from tests.browser.test_logs import shown, write
 from tests.browser.test_run_page import points_drawn, step_shown
@@ -239,14 +240,36 @@ def test_the_form_does_not_take_back_yaml_that_is_being_checked(visit, hold, pla
     held = hold(page, "**/runs/validate")
     page.fill("#yaml", re.sub(r"^steps: \d+$", "steps: 7", page.input_value("#yaml"), flags=re.MULTILINE))
     page.click("[data-view=form]")
+    expect(page.locator("[name=preset]").first).to_be_disabled()
     page.fill("[data-path='ppo.batch_size']", "24")
     held.come()
     held.open()
     expect(page.locator("[data-path='ppo.batch_size']")).to_have_value("24")
     expect(page.locator("[data-path=steps]")).to_have_value("7")
     page.wait_for_selector("#send[aria-disabled=false]")
+    expect(page.locator("[name=preset]").first).to_be_enabled()
     expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 7$", re.MULTILINE))
     expect(page.locator("#yaml")).to_have_value(re.compile(r"batch_size: 24$", re.MULTILINE))
+
+
+def test_what_is_changed_after_a_submission_failed_is_submitted(visit, platform):
+    """The server had read the YAML, so that the form goes on from it."""
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    page.click("[data-view=yaml]")
+    page.fill("#yaml", re.sub(r"^steps: \d+$", "steps: 7", page.input_value("#yaml"), flags=re.MULTILINE))
+    expect(page.locator("[data-path=steps]")).to_have_value("7")
+    page.route("**/api/v1/runs", lambda route: route.fulfill(status=503, json={"detail": "In a moment."}), times=1)
+    page.click("#send")
+    expect(page.locator("#why-not")).to_contain_text("In a moment.")
+    page.click("[data-view=form]")
+    page.fill("[data-path=steps]", "9")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 9$", re.MULTILINE))
+    page.click("#send")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    assert Run.objects.order_by("-id").first().spec["steps"] == 9
 
 
 def test_device_hours_of_a_running_state_do_not_replace_those_of_its_end(visit, hold, platform):

@@ -118,11 +118,11 @@ def used_bytes() -> int:
     return total - free
 
 
-def _steps(engine: subprocess.Popen[bytes], events: Path, wanted: int) -> list[dict[str, float]]:
+def _steps(engine: subprocess.Popen[bytes], events: Path, count: int) -> list[dict[str, float]]:
     while True:
         lines = events.read_bytes().split(b"\n")[:-1] if events.exists() else []
         steps = [event.metrics for event in map(parse_event, lines) if event.kind == "step"]
-        if len(steps) >= wanted:
+        if len(steps) >= count:
             return steps
         if engine.poll() is not None:
             raise RuntimeError(f"the engine ended with status {engine.returncode}")

@@ -264,6 +264,9 @@ function showVerdict() {
   showSend();
 }
 function showSend() {
+  form.querySelectorAll('[name="preset"]').forEach((radio) => {
+    radio.disabled = unread; // a preset would replace what was typed in the YAML
+  });
   const n = verdict.problems.length;
   const why = sending
     ? "Submitting …"

@@ -153,8 +153,10 @@ def test_a_rank_that_is_late_is_named_before_the_other_ranks_collectives_time_ou
     writer.waiting_since = time.monotonic() - 40
     assert not others._too_late(time.monotonic() - 40)
     writer.waiting_since = time.monotonic() - 50
+    assert others._too_late(time.monotonic() - 13)
+    assert not others._too_late(time.monotonic() - 11), "rank 0 has been as slow: the others have a moment more"
     with pytest.raises(CheckpointError, match=r"rank 1 has not written its part .*longest_silence_s: 60 s"):
-        others.entries(draft.path, draft.folder)
+        others._entries_of(1, draft.path, draft.folder, time.monotonic() - 13)
     for rank in range(WORLD):
         draft.start(rank)
         assert draft.writers[rank].waiting_since is None, "training goes on"

@@ -338,8 +338,8 @@ def test_a_pass_holds_no_more_than_the_rows_of_a_mini_batch(world: Any) -> None:
     assert "(224 tokens a pass: 4 rows" in activations({"ppo": {"mini_batches": 2}}, sequential)
     # With one row in a mini-batch the largest pass is that of the log-probs before the update, over the whole batch.
     one_row = {"ppo": {"mini_batches": 16}}
-    assert activations(one_row).endswith("896 tokens × 49,152 × 12 B (a pass of the proximal log-probs over 16 rows)")
-    assert "512 tokens × 49,152 × 12 B (a pass" in activations(one_row, {"training": {"recompute": "head"}})
+    assert activations(one_row).endswith("384 tokens × 49,152 × 12 B (a pass of the proximal log-probs over 16 rows)")
+    assert "384 tokens × 49,152 × 12 B (a pass" in activations(one_row, {"training": {"recompute": "head"}})
     assert activations({"ppo": {"micro_batch_tokens": 500}}).endswith("(500 tokens a pass: ppo.micro_batch_tokens)")
     texts = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 8, "max_tokens": 256}}}
     assert activations(texts).endswith("(2,048 tokens a pass: 8 texts × 256 tokens (ppo.pretraining))")

@@ -44,7 +44,7 @@ def test_peak_memory_stays_when_it_is_released() -> None:
     assert "perf/max_rss_gb" not in CpuTime().take()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which memory is shared")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports shared memory")
 def test_memory_that_processes_share_counts_once() -> None:
     """As the actor's frozen weights, which the reference in the scorers' process reads too."""
     measured = CpuTime(memory=True)
