@@ -254,7 +254,9 @@ def test_the_form_does_not_take_back_yaml_that_is_being_checked(visit, hold, pla
 
 def test_what_is_changed_after_a_submission_failed_is_submitted(visit, platform):
     """The server had read the YAML, so that the form goes on from it."""
-    page = visit().page
+    visitor = visit()
+    visitor.expects("Failed to load resource")
+    page = visitor.page
     page.goto("/runs/new")
     page.wait_for_selector("#send[aria-disabled=false]")
     page.click("[data-view=yaml]")
