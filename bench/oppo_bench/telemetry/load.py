@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -178,27 +178,29 @@ def batches(columns: Mapping[str, NDArray[np.float64]]) -> list[bytes]:
 
 
 def keep_samples(attempt: Attempt, count: int, seed: int) -> None:
-    """Write trained samples of one attempt, 50 a step; each prompt comes back every 20 steps. About 60 words each."""
+    """Write trained samples of one attempt, 50 a step."""
     from oppo_platform.telemetry.models import SampleRow
 
+    SampleRow.objects.bulk_create(
+        (
+            SampleRow(attempt=attempt, step=1 + data["sequence_id"] // SAMPLES_A_STEP, data=data)
+            for data in random_samples(count, seed)
+        ),
+        batch_size=2000,
+    )
+
+
+def random_samples(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Trained samples of about 60 words each; each prompt comes back every 1,000 samples."""
     chance = random.Random(seed)
 
     def words(length: int) -> str:
         return " ".join(f"word{chance.randrange(500)}" for _ in range(length))
 
     prompts = [words(15) for _ in range(SAMPLES_A_STEP * 20)]
-    SampleRow.objects.bulk_create(
-        (
-            SampleRow(
-                attempt=attempt,
-                step=1 + n // SAMPLES_A_STEP,
-                data={
-                    "sequence_id": n, "prompt": prompts[n % len(prompts)], "messages": None, "response": words(45),
-                    "stale_response": "", "score": chance.gauss(0, 1), "kl": chance.random(), "length": chance.randrange(1, 400),
-                    "age": 0, "versions": [1, 1], "held_out": False, "ending": chance.choice(("eos", "length")),
-                },
-            )
-            for n in range(count)
-        ),
-        batch_size=2000,
-    )  # fmt: skip
+    for n in range(count):
+        yield {
+            "sequence_id": n, "prompt": prompts[n % len(prompts)], "messages": None, "response": words(45),
+            "stale_response": "", "score": chance.gauss(0, 1), "kl": chance.random(), "length": chance.randrange(1, 400),
+            "age": 0, "versions": [1, 1], "held_out": False, "ending": chance.choice(("eos", "length")),
+        }  # fmt: skip

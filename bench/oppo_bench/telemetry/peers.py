@@ -6,14 +6,15 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oppo_bench.telemetry import load as load
-from oppo_bench.telemetry.pages import KL, REWARD, browser, metric_keys, opened
+from oppo_bench.telemetry.pages import COMPARED_COLD, KL, REWARD, browser, metric_keys, opened, seconds_until
 from oppo_bench.telemetry.platform_backend import Ours
+from oppo_bench.telemetry.series import SAMPLES
 from oppo_cli.home import Failure
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MANY_METRICS, MANY_STEPS = 300, 20_000
 LONG, SPIKES = 1_000_000, (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
+SHOWN = 20  # samples of a page
 REPETITIONS, QUICK = 10, 2
 SPIKE = 10_000.0  # above all other values, and exact in float32
 Progress = Callable[[str], None]
@@ -60,8 +62,9 @@ def race(
             _long(trackers, scale, seed, repetitions, times, progress)
             _compare(trackers, scale, seed, repetitions, times, progress)
             _table(trackers, scale, repetitions, times, progress)
-            many = dict(zip(metric_keys(MANY_METRICS), load.walks(seed, MANY_METRICS, MANY_STEPS // scale), strict=True))
-            _pages(trackers, "run_300_metrics_", many, max(3, repetitions // 3), times, progress)
+            _samples(trackers, scale, seed, repetitions, times, progress)
+            _compare_cold(trackers, scale, seed, max(3, repetitions // 3), times, progress)
+            _many_metrics(trackers, scale, seed, max(3, repetitions // 3), times, progress)
     except TrackerError as error:
         raise Failure(str(error)) from error
     return to_results(times)
@@ -96,32 +99,87 @@ def _able(trackers: Sequence[Tracker], work: str) -> list[Tracker]:
 
 def _pages(
     trackers: Sequence[Tracker], prefix: str, columns: Columns, repetitions: int, times: Times, progress: Progress
-) -> None:  # fmt: skip
+) -> dict[str, str]:  # fmt: skip
     """A run with these metrics opened by a browser with an empty cache: until the first chart, and kilobytes.
 
-    A peer that draws none within 30 s is left out.
+    Returns the run of each tracker that draws one.
+    """
+    able = _able(trackers, "page")
+    progress(f"storing a run of {len(columns)} metrics")
+    kept = {tracker.name: tracker.keep([columns])[0] for tracker in able}
+
+    def measure(chromium: Any, tracker: Tracker, state: Any) -> dict[str, float]:
+        page = opened(chromium, *tracker.page(kept[tracker.name]), state)
+        return {f"{prefix}first_chart_s": page.seconds, f"{prefix}page_kb": page.kb}
+
+    drawing = _browse(able, f"first chart of {len(columns)} metrics", measure, repetitions, times, progress)
+    return {name: kept[name] for name in drawing}
+
+
+def _browse(
+    trackers: Sequence[Tracker], what: str, measure: Callable[[Any, Tracker, Any], Mapping[str, float]], repetitions: int,
+    times: Times, progress: Progress,
+) -> list[str]:  # fmt: skip
+    """Figures of pages in a browser, in turn; the first of each are left out, and so is a peer that draws nothing within 30 s.
+
+    Returns the names of those that draw.
     """
     from playwright.sync_api import TimeoutError as NoChart
 
-    able = _able(trackers, "page")
-    progress(f"storing a run of {len(columns)} metrics")
-    places = {tracker.name: tracker.page(tracker.keep([columns])[0]) for tracker in able}
+    able = list(trackers)
     with browser() as chromium:
         states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
         for n in range(-1, repetitions):
             for tracker in list(able):
-                progress(f"first chart of {len(columns)} metrics: {tracker.name}")
+                progress(f"{what}: {tracker.name}")
                 try:
-                    page = opened(chromium, *places[tracker.name], states[tracker.name])
+                    measured = measure(chromium, tracker, states[tracker.name])
                 except NoChart:
                     if isinstance(tracker, Ours):
                         raise
                     progress(f"none within 30 s, left out: {tracker.name}")
                     able.remove(tracker)
                     continue
-                if n >= 0:
-                    times[f"{prefix}first_chart_s"][tracker.name].append(page.seconds)
-                    times[f"{prefix}page_kb"][tracker.name].append(page.kb)
+                for work, figure in measured.items() if n >= 0 else ():
+                    times[work][tracker.name].append(figure)
+    return [tracker.name for tracker in able]
+
+
+def _many_metrics(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
+    """A run of 300 metrics: until its first chart, and, all its metrics in the window, until every chart there is drawn."""
+    columns = dict(zip(metric_keys(MANY_METRICS), load.walks(seed, MANY_METRICS, MANY_STEPS // scale), strict=True))
+    kept = _pages(trackers, "run_300_metrics_", columns, repetitions, times, progress)
+
+    def measure(chromium: Any, tracker: Tracker, state: Any) -> dict[str, float]:
+        seconds, charts = seconds_until(chromium, *tracker.screen(kept[tracker.name]), state)
+        return {"run_300_metrics_screen_s": seconds, "run_300_metrics_screen_charts_shown": charts}
+
+    able = [tracker for tracker in _able(trackers, "screen") if tracker.name in kept]
+    _browse(able, "all charts in the window", measure, repetitions, times, progress)
+
+
+def _compare_cold(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
+    """The page that compares a metric of 60 runs, until all its curves are drawn."""
+    able = _able(trackers, "compare_page")
+    columns: list[Columns] = [{REWARD: values} for values in load.walks(seed, COMPARED_COLD, COMPARED_STEPS // scale)]
+    kept = {tracker.name: tracker.keep(columns) for tracker in able}
+
+    def measure(chromium: Any, tracker: Tracker, state: Any) -> dict[str, float]:
+        seconds, _ = seconds_until(chromium, *tracker.compare_page(kept[tracker.name], REWARD), state)
+        return {f"compare_{COMPARED_COLD}_cold_s": seconds}
+
+    _browse(able, f"{COMPARED_COLD} runs compared", measure, repetitions, times, progress)
+
+
+def _samples(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
+    """Of a run's 50,000 samples those with the highest rewards, and those with two words."""
+    able, kept = _able(trackers, "samples"), {}
+    for tracker in able:
+        progress(f"samples: {tracker.name}")
+        kept[tracker.name] = tracker.keep_samples(SAMPLES // scale, seed)
+    in_turn(able, "samples_by_score_ms", lambda each, n: each.best_samples(kept[each.name], SHOWN), repetitions, times)
+    words = ("word7", "word11")
+    in_turn(able, "samples_search_ms", lambda each, n: each.find_samples(kept[each.name], words, SHOWN), repetitions, times)
 
 
 def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
@@ -203,7 +261,7 @@ def to_results(times: Times) -> list[Result]:
         unit = work.rpartition("_")[2]
         for name, values in measured.items():
             results.append(Result.of(f"{work}/{name}", unit, values))
-        if work in ("spikes_shown", "points_shown"):
+        if unit == "shown":
             continue
         for name, values in measured.items():
             if name != Ours.name:

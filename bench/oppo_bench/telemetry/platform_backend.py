@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from oppo_bench.telemetry import load as load
-from oppo_bench.telemetry.pages import CHART, logged_in
+from oppo_bench.telemetry.pages import CHART, PLOTLY, SCREEN, logged_in
 
 if TYPE_CHECKING:
     import httpx
@@ -22,7 +22,7 @@ class Ours:
     """The platform; all over HTTP except `keep` and `list_runs`."""
 
     name = "OPPO"
-    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
+    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page", "screen", "compare_page", "samples"})
 
     def __init__(self, client: httpx.Client, base_url: str, owner: load.Tenant) -> None:
         self._client, self._base_url, self._owner = client, base_url, owner
@@ -91,6 +91,34 @@ class Ours:
     def page(self, run: str) -> tuple[str, str]:
         """The run's page."""
         return f"{self._base_url}/runs/{run}", CHART
+
+    def screen(self, run: str) -> tuple[str, str]:
+        """The run's page, scrolled to all its metrics."""
+        ready = f"""() => {{
+          if (document.querySelectorAll(".metric").length <= 3) return 0;
+          window.jumped ??= document.getElementById("metric-groups").scrollIntoView() ?? true;
+          return ({SCREEN})();
+        }}"""
+        return f"{self._base_url}/runs/{run}", ready
+
+    def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
+        """The compare page, which shows the reward first."""
+        drawn = f"() => document.querySelectorAll('{PLOTLY}').length >= {len(runs)}"
+        return f"{self._base_url}/compare?runs={','.join(runs)}", drawn
+
+    def keep_samples(self, count: int, seed: int) -> str:
+        """Below HTTP."""
+        [run] = load.runs(self._owner, 1, [])
+        load.keep_samples(run.attempts.get(), count, seed)
+        return str(run.pk)
+
+    def best_samples(self, run: str, rows: int) -> None:
+        """The samples tab's own request."""
+        assert len(self._get(f"runs/{run}/samples", sort="-score", limit=rows).json()["items"]) == rows
+
+    def find_samples(self, run: str, words: Sequence[str], rows: int) -> None:
+        """The same with a search."""
+        assert self._get(f"runs/{run}/samples", q=" ".join(words), limit=rows).json()["items"]
 
     def logged_in(self, chromium: Any) -> Any:
         """Session cookie of a logged-in user."""

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import psycopg
 
+from oppo_bench.telemetry import load as load
 from oppo_bench.telemetry.peer_trackers.tracker import Columns, Server
 
-API, PAGES = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow"
+API, PAGES, TRACES = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow", "/ajax-api/3.0/mlflow"
+REWARD_TAG = "reward"
+TRACE_COLUMNS = "request_id, experiment_id, timestamp_ms, execution_time_ms, status, request_preview, response_preview"
 POINTS_A_CALL = 1000  # limit of log-batch
 SHOWN = 320  # points of a series that its page requests
 EXPERIMENT = "0"
 METRICS = ("metrics", "latest_metrics")
+CURVE = ".main-svg .scatterlayer path.js-line"
+# The number of cards in the window, once each has its curve.
+SCREEN = f"""() => {{
+  const cards = [...document.querySelectorAll("[data-testid='experiment-view-compare-runs-card']")].filter((card) => {{
+    const {{ top, bottom, height }} = card.getBoundingClientRect();
+    return height && bottom > 0 && top < innerHeight;
+  }});
+  return cards.every((card) => card.querySelector("{CURVE}")) && cards.length;
+}}"""
 
 
 class Mlflow:
     """MLflow as a tracker of the benchmark."""
 
     name = "MLflow"
-    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
+    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page", "screen", "compare_page", "samples"})
 
     def __init__(self, python: Path, database_url: str, port: int, folder: Path) -> None:
         self._database, self._base_url = database_url, f"http://127.0.0.1:{port}"
@@ -125,7 +140,55 @@ class Mlflow:
     def page(self, run: str) -> tuple[str, str]:
         """The charts of a run."""
         address = f"{self._base_url}/#/experiments/{EXPERIMENT}/runs/{run}/model-metrics"
-        return address, ".main-svg .scatterlayer path.js-line"
+        return address, CURVE
+
+    def screen(self, run: str) -> tuple[str, str]:
+        """The charts of a run."""
+        return self.page(run)[0], SCREEN
+
+    def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
+        """Its page of one metric of many runs."""
+        asked = {"runs": list(runs), "metric": key, "experiments": [EXPERIMENT], "plot_metric_keys": [key]}
+        query = urlencode({name: json.dumps(value) for name, value in asked.items()})
+        drawn = f"() => document.querySelectorAll('{CURVE}').length >= {len(runs)}"
+        return f"{self._base_url}/#/metric?{query}", drawn
+
+    def keep_samples(self, count: int, seed: int) -> str:
+        """As traces of a run, with the reward as a tag, because traces are sorted by tags but not by numbers; by COPY."""
+        run = self.create_run()
+        made = [(uuid4().hex, sample) for sample in load.random_samples(count, seed)]
+        tables: dict[str, Iterable[tuple[Any, ...]]] = {
+            f"trace_info ({TRACE_COLUMNS})": (
+                (name, int(EXPERIMENT), 1000 + n, 1, "OK", sample["prompt"], sample["response"])
+                for n, (name, sample) in enumerate(made)
+            ),
+            "trace_request_metadata (request_id, key, value)": ((name, "mlflow.sourceRun", run) for name, _ in made),
+            "trace_tags (request_id, key, value)": (
+                (name, REWARD_TAG, f"{sample['score'] + 100:012.6f}") for name, sample in made
+            ),
+            "spans (trace_id, experiment_id, span_id, name, status, start_time_unix_nano, end_time_unix_nano, content)": (
+                (name, int(EXPERIMENT), name[:16], "sample", "OK", 1, 2,
+                 json.dumps({"attributes": {"inputs": sample["prompt"], "outputs": sample["response"]}}))
+                for name, sample in made
+            ),
+        }  # fmt: skip
+        with psycopg.connect(self._database) as connection:
+            for table, rows in tables.items():
+                with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
+                    for row in rows:
+                        copy.write_row(row)
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE trace_info, trace_request_metadata, trace_tags, spans")
+        return run
+
+    def best_samples(self, run: str, rows: int) -> None:
+        """Traces of a run, the highest tag first."""
+        assert len(self._traces(f"trace.run_id = '{run}'", rows, [f"tag.{REWARD_TAG} DESC"])) == rows
+
+    def find_samples(self, run: str, words: Sequence[str], rows: int) -> None:
+        """Traces of a run with all these words in their texts."""
+        found = " AND ".join(f"trace.text ILIKE '%{word}%'" for word in words)
+        assert self._traces(f"trace.run_id = '{run}' AND {found}", rows, [])
 
     def close(self) -> None:
         """End its server."""
@@ -139,6 +202,12 @@ class Mlflow:
         """The name of a new run."""
         answer = self._server.post(f"{API}/runs/create", json={"experiment_id": EXPERIMENT, "start_time": 1000})
         return str(answer.json()["run"]["info"]["run_id"])
+
+    def _traces(self, wanted: str, rows: int, order_by: list[str]) -> list[dict[str, Any]]:
+        places = [{"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": EXPERIMENT}}]
+        asked = {"locations": places, "filter": wanted, "max_results": rows, "order_by": order_by}
+        found: list[dict[str, Any]] = self._server.post(f"{TRACES}/traces/search", json=asked).json().get("traces", [])
+        return found
 
     def _history(self, runs: Sequence[str], key: str, **more: int) -> list[dict[str, float]]:
         asked = {"run_ids": list(runs), "metric_key": key, "max_results": SHOWN, **more}

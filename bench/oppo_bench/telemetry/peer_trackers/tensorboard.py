@@ -6,19 +6,28 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from oppo_bench.telemetry.peer_trackers.tracker import Columns, Limited, Server, keep_arrays
 
 SERIES = "/experiment/defaultExperimentId/data/plugin/timeseries/timeSeries"
 TAGS = "/experiment/defaultExperimentId/data/plugin/timeseries/tags"
 READS_WITHIN_S = 600.0
+# The number of cards in the window, once each has its chart. What a chart has drawn cannot be read from its canvas.
+SCREEN = """() => {
+  const cards = [...document.querySelectorAll("scalar-card")].filter((card) => {
+    const { top, bottom, height } = card.getBoundingClientRect();
+    return height && bottom > 0 && top < innerHeight;
+  });
+  return cards.every((card) => card.querySelector("line-chart canvas")) && cards.length;
+}"""
 
 
 class TensorBoard(Limited):
-    """TensorBoard as a tracker of the benchmark. It has no HTTP ingest, zoom or table of runs."""
+    """TensorBoard as a tracker of the benchmark. It has no HTTP ingest, zoom or table of runs, and keeps ten texts of a run."""
 
     name = "TensorBoard"
-    can = frozenset({"overview", "compare", "page"})
+    can = frozenset({"overview", "compare", "page", "screen", "compare_page"})
 
     def __init__(self, python: Path, port: int, folder: Path) -> None:
         self._python, self._folder, self._base_url, self._runs = python, folder, f"http://127.0.0.1:{port}", 0
@@ -63,6 +72,14 @@ class TensorBoard(Limited):
     def page(self, run: str) -> tuple[str, str]:
         """All charts."""
         return f"{self._base_url}/#timeseries", "line-chart canvas"
+
+    def screen(self, run: str) -> tuple[str, str]:
+        """All charts."""
+        return f"{self._base_url}/#timeseries", SCREEN
+
+    def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
+        """The charts of one metric, with all runs that it has."""
+        return f"{self._base_url}/?tagFilter={quote(key)}#timeseries", SCREEN
 
     def close(self) -> None:
         """End its server."""

@@ -54,6 +54,21 @@ class Tracker(Protocol):
     def page(self, run: str) -> tuple[str, str]:
         """(address, selector to wait for) of the page with a run's charts."""
 
+    def screen(self, run: str) -> tuple[str, str]:
+        """(address, JavaScript function) of a page of all metrics: the number of charts in the window, once all are drawn."""
+
+    def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
+        """(address, JavaScript function) of a page with a metric of many runs: whether all curves are drawn."""
+
+    def keep_samples(self, count: int, seed: int) -> str:
+        """Store a run with `load.random_samples`. Returns its name."""
+
+    def best_samples(self, run: str, rows: int) -> None:
+        """The samples with the highest rewards, as its own page requests them."""
+
+    def find_samples(self, run: str, words: Sequence[str], rows: int) -> None:
+        """Samples with all of these words, as its own page requests them."""
+
 
 class Limited:
     """Default methods of a tracker that lacks an operation."""
@@ -77,6 +92,26 @@ class Limited:
 
     def table(self, key: str, rows: int) -> None:
         """No table of runs."""
+        raise self._unable()
+
+    def screen(self, run: str) -> tuple[str, str]:
+        """Draws no run of 300 metrics."""
+        raise self._unable()
+
+    def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
+        """No page of many runs alone."""
+        raise self._unable()
+
+    def keep_samples(self, count: int, seed: int) -> str:
+        """No samples that the server sorts or searches."""
+        raise self._unable()
+
+    def best_samples(self, run: str, rows: int) -> None:
+        """No samples that the server sorts or searches."""
+        raise self._unable()
+
+    def find_samples(self, run: str, words: Sequence[str], rows: int) -> None:
+        """No samples that the server sorts or searches."""
         raise self._unable()
 
 
