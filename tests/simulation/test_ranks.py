@@ -99,7 +99,7 @@ def test_ranks_share_the_work_and_add_none(
 ) -> None:
     """Without costs of a round or a pass, the busy seconds of all ranks are those of one device that does everything."""
     overlap = {"intra_step": "off", "inter_step": "defer" if defers else "off"}
-    delta = {"initial": overcommit, "min": overcommit, "max": overcommit}
+    delta = dict.fromkeys(("initial", "min", "max"), min(overcommit, batch))
     groups = {"group_size": group, "algorithm": "grpo" if group > 1 else "ppo"}
     spec = load_spec({
         "name": "shared", "steps": 4, "data": {"prompts": "none"}, "overlap": overlap | {"overcommit": delta},
