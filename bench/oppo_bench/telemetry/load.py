@@ -178,7 +178,9 @@ def batches(columns: Mapping[str, NDArray[np.float64]]) -> list[bytes]:
 
 
 def keep_samples(attempt: Attempt, count: int, seed: int) -> None:
-    """Write trained samples of one attempt, 50 a step."""
+    """Write trained samples of one attempt, 50 a step, and vacuum as the database does by itself after a while."""
+    from django.db import connection
+
     from oppo_platform.telemetry.models import SampleRow
 
     SampleRow.objects.bulk_create(
@@ -188,6 +190,8 @@ def keep_samples(attempt: Attempt, count: int, seed: int) -> None:
         ),
         batch_size=2000,
     )
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM ANALYZE {SampleRow._meta.db_table}")
 
 
 def random_samples(count: int, seed: int) -> Iterator[dict[str, Any]]:

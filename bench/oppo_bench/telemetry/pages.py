@@ -35,6 +35,16 @@ SCREEN = """() => {
   });
   return plots.every((plot) => plot.querySelector(".scatterlayer path.js-line")) && plots.length;
 }"""
+# Records in the page in which frame a function is true: a page that loads code may answer the browser's driver a second later.
+SEEN = """(() => {
+  const ready = READY;
+  const look = () => {
+    const returned = ready();
+    if (returned) window.readySeen = [Date.now(), returned];
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()"""
 # Records the time of each step in the picture: after the frame in which the chart has it.
 WATCH = """() => {
   window.seenSteps = {};
@@ -117,10 +127,8 @@ def many_metrics(base_url: str, owner: load.Tenant, scale: int, repetitions: int
         for n in range(-1, repetitions):
             for name, url in urls.items():
                 context = chromium.new_context(storage_state=state, viewport=SIZE)
-                page, start = context.new_page(), time.perf_counter()
-                page.goto(url, wait_until="commit")
-                page.wait_for_selector(CHART)
-                seconds = time.perf_counter() - start
+                page = context.new_page()
+                seconds, _ = _seconds_until(page, url, visible(CHART))
                 page.wait_for_function("() => document.querySelectorAll('.metric').length > 3")
                 start = time.perf_counter()
                 page.evaluate("document.getElementById('metric-groups').scrollIntoView()")
@@ -172,10 +180,23 @@ def seconds_until(chromium: Any, url: str, ready: str, state: Any = None) -> tup
     Raises playwright's `TimeoutError` after 30 s.
     """
     with closing(chromium.new_context(storage_state=state, viewport=SIZE)) as context:
-        page, start = context.new_page(), time.perf_counter()
-        page.goto(url, wait_until="commit")
-        returned = page.wait_for_function(ready)
-        return time.perf_counter() - start, returned.json_value()
+        return _seconds_until(context.new_page(), url, ready)
+
+
+def _seconds_until(page: Any, url: str, ready: str) -> tuple[float, Any]:
+    page.add_init_script(SEEN.replace("READY", ready))
+    start = time.time()
+    page.goto(url, wait_until="commit")
+    at, returned = page.wait_for_function("() => window.readySeen").json_value()
+    return at / 1e3 - start, returned
+
+
+def visible(selector: str) -> str:
+    """JavaScript function: whether an element is on the page and has a size."""
+    return f"""() => [...document.querySelectorAll({json.dumps(selector)})].some((found) => {{
+      const {{ width, height }} = found.getBoundingClientRect();
+      return width && height;
+    }})"""
 
 
 class Opened(NamedTuple):
@@ -194,18 +215,19 @@ def opened(chromium: Any, url: str, chart: str, state: Any = None) -> Opened:
 
 
 def _opened(context: Any, url: str, chart: str) -> Opened:
-    page, received, arrived, asked = context.new_page(), [0.0], [0.0], []
+    page, received, arrived, asked, clocks = context.new_page(), [0.0], [], [], []
     network = context.new_cdp_session(page)
     network.send("Network.enable")
     network.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
-    network.on("Network.dataReceived", lambda event: arrived.append(event["encodedDataLength"]))  # also of unfinished responses
+    # Also of unfinished responses; in seconds of the browser's clock, whose distance from the system's each request tells.
+    network.on("Network.dataReceived", lambda event: arrived.append((event["timestamp"], event["encodedDataLength"])))
+    network.on("Network.requestWillBeSent", lambda event: clocks.append(event["wallTime"] - event["timestamp"]))
     page.on("request", lambda request: asked.append(request.url))
-    start = time.perf_counter()
-    page.goto(url, wait_until="commit")
-    page.wait_for_selector(chart)
-    seconds, first = time.perf_counter() - start, sum(arrived)
+    start = time.time()
+    seconds, _ = _seconds_until(page, url, visible(chart))
     page.wait_for_load_state("load")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(2000)  # Plotly, which pages load last
+    first = sum(size for at, size in arrived if at + clocks[0] <= start + seconds)
     own = "/".join(url.split("/")[:3])
     elsewhere = [url for url in asked if not url.startswith((own, "data:", "blob:"))]
     return Opened(seconds, first / 1e3, sum(received) / 1e3, elsewhere)
