@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -61,9 +62,10 @@ CATALOGUE = [
 
 
 class Fleet:
-    """One node with one cpu device, and the attempts that it holds."""
+    """One node with one device, and the attempts that it holds. `more`: what it offers besides the catalogue."""
 
-    def __init__(self, base_url: str, join_token: str, name: str = "node-1") -> None:
+    def __init__(self, base_url: str, join_token: str, name: str = "node-1", more: Sequence[wire.CatalogueEntry] = ()) -> None:
+        self.more = more
         self.http = httpx.Client(base_url=f"{base_url}/api/worker/v1/", timeout=20)
         joined = self._post("join", join_token, wire.Join(name=name, hostname=f"{name}.test", cpus=2, memory_bytes=4 << 30))
         self.token: str = wire.Joined.model_validate(joined).node_token
@@ -73,7 +75,7 @@ class Fleet:
         """A node heartbeat; returns the attempts to launch."""
         device = wire.DeviceReport(index=0, kind="cpu", model="Xeon, 2 cores", memory_bytes=4 << 30, busy_share=0.74)
         running = [wire.RunningAttempt(attempt_id=attempt, epoch=epoch) for attempt, epoch in self.attempts.items()]
-        body = wire.NodeHeartbeat(devices=[device], attempts=running, catalogue=CATALOGUE)
+        body = wire.NodeHeartbeat(devices=[device], attempts=running, catalogue=[*CATALOGUE, *self.more])
         return wire.NodeOrders.model_validate(self._post("heartbeat", self.token, body)).unclaimed
 
     def launch(self) -> Supervisor | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import spec_data
+
 pytestmark = pytest.mark.browser
 
 
@@ -160,6 +162,41 @@ def test_the_labels_of_drop_lines_do_not_overlap(visit, nine_runs, target):
         "cells => cells.filter((c) => c.textContent !== '–').length"
     )
     assert page.evaluate(APART) == [1 + reached, False], "the label of the target, and one for each run that reaches it"
+
+
+def test_the_labels_of_drop_lines_have_a_unit_that_suits_them(visit, nine_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs[:3]))}&x=wall&target=0.2")
+    page.wait_for_selector("#plot-reward .annotation-text >> nth=1")
+    labels = page.locator("#plot-reward .annotation-text").all_text_contents()
+    times = [label for label in labels if "target" not in label]
+    assert times
+    assert all(re.fullmatch(r"\d+(\.\d+)? s|\d+ (m|h) \d+ (s|m)", time) for time in times), labels
+
+
+def test_runs_have_the_colour_and_pattern_of_their_charts_in_the_list(visit, nine_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={','.join(map(str, nine_runs))}")
+    page.goto("/runs")
+    page.wait_for_selector("#rows tr")
+    looks = page.locator("#rows .swatch-line").evaluate_all("all => all.map((e) => `${e.dataset.run} ${e.dataset.pattern}`)")
+    assert len(looks) >= len(nine_runs)
+    for first in range(len(looks) - 8):
+        assert len(set(looks[first : first + 9])) == 9, "nine runs that were submitted one after the other look different"
+
+
+def test_a_setting_that_was_computed_is_written_as_one_would_enter_it(visit, platform):
+    from oppo_contract.spec import load_spec
+    from oppo_platform.runs.services import submit_run
+
+    platform.fleet.beat()
+    data = spec_data("letters rate", overlap=True, steps=20)
+    specs = [load_spec(data | {"ppo": data["ppo"] | {"learning_rate": rate}}) for rate in (10 * 5e-7, 3e-4)]
+    ids = [submit_run(platform.user, platform.project, spec).pk for spec in specs]
+    page = visit().page
+    page.goto(f"/compare?runs={ids[0]},{ids[1]}")
+    row = page.locator("#diff tr", has_text="ppo.learning_rate")
+    expect(row.locator("td")).to_have_text(["5e-06", "0.0003"])
 
 
 def test_the_zoom_is_in_the_address(visit, two_runs):
@@ -370,6 +407,22 @@ def test_a_short_run_beside_a_long_one_keeps_its_shape_and_its_values(visit, two
     assert abs(short - long) < 1e-9, "the same shape in another time has the same value at its end"
     assert 1.45 < short < 1.5
     assert (written, hours, small, usual) == ("7.0 s", "2 h 0 m", "0.00195", "1.42")
+
+
+def test_a_speed_up_far_below_one_keeps_its_digits(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}")
+    page.wait_for_selector("#figures tr")
+
+    def slower(route):
+        reply = route.fetch().json()
+        reply["speedup"] = dict.fromkeys(reply["speedup"], 0.00195)
+        route.fulfill(json=reply)
+
+    page.route("**/api/v1/compare?*", slower)
+    page.reload()
+    expect(page.locator("#figures")).to_contain_text("0.00195×")
+    expect(page.locator("#figures")).not_to_contain_text("0.00×")
 
 
 def test_any_metric_can_be_compared(visit, two_runs):

@@ -361,6 +361,7 @@ def test_earlier_lines_come_although_new_ones_were_being_asked_for(visit, hold, 
         ("/runs/{1}/samples", "**/samples?*", "#found"),
         ("/runs/{1}/samples/side-by-side?held_out=false", "**/compare/samples?*", "#prompts article"),
         ("/compare?runs={0},{1}", "**/api/v1/compare?*", "#result"),
+        ("/runs/{1}/events", "**/events?*", "#found"),
         ("/compare/samples?runs={0},{1}&held_out=false", "**/compare/samples?*", "#prompts article"),
     ],
 )

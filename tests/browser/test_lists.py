@@ -248,6 +248,13 @@ def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
     for run_id in twins:
         for place in ("#tokens", "#legend", "#values", "#figures", "#baseline"):
             expect(page.locator(place)).to_contain_text(f"twins #{run_id}")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("twins")
+    for run_id in twins:
+        expect(page.locator("dialog.palette").get_by_role("option", name=f"twins #{run_id}")).to_be_visible()
+    page.goto("/runs?q=twins")
+    for run_id in twins:
+        expect(page.locator(f"#run-{run_id} [data-col=name] .run-id")).to_have_text(f"#{run_id}")
     page.goto(f"/runs/{twins[1]}")
     expect(page.locator("h1")).to_have_text(f"twins #{twins[1]}")
     page.goto(f"/runs/new?from={twins[1]}")

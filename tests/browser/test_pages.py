@@ -256,7 +256,9 @@ def test_without_worker_the_pages_say_how_to_get_one(visit, platform):
         page.wait_for_selector("text=No worker is connected")
         page.wait_for_selector("#problems li")
         expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
-        page.goto("/queue")
+        page.click("text=How to connect a worker")
+        expect(page.locator("#join ol"), "the steps are open").to_be_visible()
+        expect(page.locator("#join ol")).to_be_in_viewport()
         page.wait_for_selector(".node >> text=unreachable")
     finally:
         Node.objects.update(last_seen_at=before.last_seen_at)

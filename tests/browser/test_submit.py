@@ -336,8 +336,26 @@ def test_names_of_other_frameworks_are_suggested_and_a_broken_text_has_no_plan(v
     text = page.input_value("#yaml")
     page.fill("#yaml", text.replace("learning_rate:", "lr:", 1))
     expect(page.locator("#problems")).to_contain_text("Did you mean ppo.learning_rate?")
+    for typed, meant in (
+        ("bs: 8", "ppo.batch_size"),
+        ("kl_coef: 0.1", "ppo.kl.coefficient"),
+        ("max_length: 64", "rollout.max_new_tokens"),
+    ):
+        page.fill("#yaml", f"{text}\n{typed}\n")
+        expect(page.locator("#problems")).to_contain_text(f"Did you mean {meant}?")
     page.fill("#yaml", text + "\n  : : [")
     expect(page.locator("#plan-answers")).to_have_text("–")
     page.fill("#yaml", text)
     page.wait_for_selector(READY)
     expect(page.locator("#plan-answers")).not_to_have_text("–")
+
+
+def test_a_name_has_any_characters(visit, platform):
+    name = "llama3/8b lr=1e-5 #2: α + ö 🎉"
+    page = open_form(visit)
+    page.fill("[data-path=name]", name)
+    page.wait_for_selector(READY)
+    page.click("#send")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    expect(page.locator("h1")).to_contain_text(name)
+    assert Run.objects.latest("pk").name == name
