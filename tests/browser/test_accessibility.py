@@ -27,7 +27,6 @@ def check():
     found = {}
 
     def one(visitor, name):
-        print("CHECK", name, visitor.page.url, visitor.page.locator("h1,dialog[open] h2").all_inner_texts())
         visitor.fits()
         if bad := faults(visitor.page):
             found[name] = bad
@@ -232,6 +231,7 @@ def test_open_dialogs_and_menus_are_clean(visit, two_runs, window, check):
 def test_dialogs_of_lists_and_teams_are_clean(visit, platform, owner, two_runs, window, check):
     visitor = visit(**window)
     page, (user, team) = visitor.page, owner
+    page.set_viewport_size(DESK)  # a phone has no boxes to select runs with
     page.goto("/runs?q=letters")
     page.check(f"#rows input[value='{two_runs[0]}']")
     for bulk in ("tag", "delete"):
@@ -239,6 +239,7 @@ def test_dialogs_of_lists_and_teams_are_clean(visit, platform, owner, two_runs, 
         page.wait_for_selector("#bulk-dialog[open]")
         check(visitor, f"bulk dialog: {bulk}")
         page.click("#bulk-dialog [data-close]")
+    page.set_viewport_size(window["viewport"])
     visitor.context.clear_cookies()
     log_in(page, user)
     page.goto("/teams")
