@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_pages import faults
+from tests.browser.test_pages import deleted_run, faults
 from tests.browser.test_run_charts import PINNED, opened
 
 pytestmark = pytest.mark.browser
@@ -43,7 +43,7 @@ def window(viewport, color_scheme):
 
 @pytest.fixture(scope="module")
 def owner(platform):
-    """Owner of two teams: "Filled" has a webhook, a token and a secret."""
+    """Owner of two teams: "Filled" has a second member, a webhook, tokens and a secret."""
     from oppo_platform.accounts.api_tokens import create_own_token, create_service_token
     from oppo_platform.accounts.services import create_team, create_user
     from oppo_platform.accounts.team_secrets import set_secret
@@ -52,6 +52,7 @@ def owner(platform):
     user = create_user("olga", "olga@example.org").user
     create_team("Empty", user)
     team = create_team("Filled", user)
+    create_user("milo", "milo@example.org", team)
     add_webhook(user, team, "https://hooks.slack.com/services/T0/B0/y", ["failed"])
     create_own_token(user, team, "laptop", 30, "read")
     create_service_token(user, team, "nightly", None, "read")
@@ -66,9 +67,8 @@ def log_in(page, user):
 
 
 @WINDOWS
-def test_account_pages_are_clean(visit, platform, owner, window, check, settings):
+def test_account_pages_are_clean(visit, platform, owner, window, check):
     from allauth.account.models import EmailAddress, EmailConfirmationHMAC
-    from django.core import mail
 
     visitor = visit(logged_in=False, **window)
     page = visitor.page
@@ -89,8 +89,26 @@ def test_account_pages_are_clean(visit, platform, owner, window, check, settings
         check(visitor, path)
     page.goto("/accounts/confirm-email/expired/")
     check(visitor, "an expired confirmation")
+    log_in(page, owner[0])
+    page.goto("/accounts/reauthenticate/")
+    expect(page.locator("input[type=password]")).to_be_visible()
+    check(visitor, "reauthenticate")
+    page.goto("/accounts/password/change/")
+    page.fill("#id_oldpassword", "wrong")
+    page.fill("#id_password1", PASSWORD)
+    page.fill("#id_password2", PASSWORD)
+    page.press("#id_password2", "Enter")
+    page.wait_for_selector("text=Please type your current password")
+    check(visitor, "password change with an error")
+
+
+@WINDOWS
+def test_pages_of_a_mailed_password_reset_are_clean(visit, platform, owner, window, check, settings):
+    from django.core import mail
 
     settings.OPPO_SMTP_URL = "smtp://localhost"
+    visitor = visit(logged_in=False, **window)
+    page = visitor.page
     page.goto("/accounts/password/reset/")
     check(visitor, "password reset")
     page.fill("#id_email", owner[0].email)
@@ -111,18 +129,6 @@ def test_account_pages_are_clean(visit, platform, owner, window, check, settings
             check(visitor, "a reset key with an error")
     page.wait_for_url("**/password/reset/key/done/")
     check(visitor, "password reset with a key done")
-
-    log_in(page, owner[0])
-    page.goto("/accounts/reauthenticate/")
-    expect(page.locator("input[type=password]")).to_be_visible()
-    check(visitor, "reauthenticate")
-    page.goto("/accounts/password/change/")
-    page.fill("#id_oldpassword", "wrong")
-    page.fill("#id_password1", PASSWORD)
-    page.fill("#id_password2", PASSWORD)
-    page.press("#id_password2", "Enter")
-    page.wait_for_selector("text=Please type your current password")
-    check(visitor, "password change with an error")
 
 
 @WINDOWS
@@ -188,7 +194,7 @@ def test_error_pages_are_clean(visit, platform, window, check):
 
 
 @WINDOWS
-def test_open_dialogs_and_menus_are_clean(visit, two_runs, window, check):
+def test_open_dialogs_and_menus_are_clean(visit, platform, two_runs, window, check):
     visitor = visit(**window)
     page = visitor.page
     page.goto(f"/runs/{two_runs[1]}")
@@ -210,6 +216,22 @@ def test_open_dialogs_and_menus_are_clean(visit, two_runs, window, check):
         page.wait_for_selector(f"#{dialog}[open]")
         check(visitor, dialog)
         page.click(f"#{dialog} [data-close]")
+    run_id = platform.submit("letters running", steps=20)
+    platform.start(run_id)
+    page.goto(f"/runs/{run_id}")
+    for wish in ("priority", "pause", "cancel"):
+        page.click(f"[data-wish={wish}]")
+        page.wait_for_selector("#wish-dialog[open]")
+        check(visitor, f"dialog of an action: {wish}")
+        page.click("#wish-keep")
+
+
+@WINDOWS
+def test_the_chart_editor_and_a_charts_menu_are_clean(visit, two_runs, window, check):
+    visitor = visit(**window)
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[1]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
     page.click("#pinned-new")
     for key in ("vf_lo", "no such"):
         page.fill("#chart-key", key)
@@ -227,6 +249,20 @@ def test_open_dialogs_and_menus_are_clean(visit, two_runs, window, check):
     check(visitor, "chart in full screen")
 
 
+def dialogs_are_clean(visitor, path, check):
+    """Check a page, and each dialog that one of its buttons opens."""
+    page = visitor.page
+    page.goto(path)
+    check(visitor, path)
+    buttons = page.locator("main [data-dialog]").all()
+    assert buttons, path
+    for button in buttons:
+        button.click()
+        page.wait_for_selector("dialog[open]")
+        check(visitor, f"{path}: {button.get_attribute('data-dialog')}")
+        page.click("dialog[open] [data-close]")
+
+
 @WINDOWS
 def test_dialogs_of_lists_and_teams_are_clean(visit, platform, owner, two_runs, window, check):
     visitor = visit(**window)
@@ -239,20 +275,23 @@ def test_dialogs_of_lists_and_teams_are_clean(visit, platform, owner, two_runs, 
         page.wait_for_selector("#bulk-dialog[open]")
         check(visitor, f"bulk dialog: {bulk}")
         page.click("#bulk-dialog [data-close]")
+    deleted_run(platform)
+    dialogs_are_clean(visitor, f"/teams/{platform.project.team_id}/storage", check)
     page.set_viewport_size(window["viewport"])
     visitor.context.clear_cookies()
     log_in(page, user)
     page.goto("/teams")
     expect(page.locator("tbody tr")).to_have_count(2)
     check(visitor, "list of teams")
-    for tab in ("alerts", "tokens", "secrets"):
-        page.goto(f"/teams/{team}/{tab}")
-        check(visitor, f"team with {tab}")
-        for button in page.locator("main [data-dialog]").all():
-            button.click()
-            page.wait_for_selector("dialog[open]")
-            check(visitor, f"{tab}: {button.get_attribute('data-dialog')}")
-            page.click("dialog[open] [data-close]")
+    for tab in ("", "/alerts", "/tokens", "/secrets"):
+        dialogs_are_clean(visitor, f"/teams/{team}{tab}", check)
+    for tab, filled in {"": {"#invite-note": "a note"}, "/tokens": {"#token-name": window["color_scheme"]}}.items():
+        page.goto(f"/teams/{team}{tab}")
+        for field, text in filled.items():
+            page.fill(field, text)
+            page.press(field, "Enter")
+        page.wait_for_selector("#fresh-link")
+        check(visitor, f"/teams/{team}{tab} with a new link")
 
 
 def planned_run(page, platform):
