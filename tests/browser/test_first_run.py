@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser import fleet
+from tests.browser.test_keyboard import press
 from tests.browser.test_pages import faults, keys_lead_on
 
 pytestmark = pytest.mark.browser
@@ -50,7 +51,8 @@ def test_the_checklist_leads_from_nothing_to_the_first_run(visit, platform, newc
         assert faults(page) == []
         visitor.fits()
     keys_lead_on(page)
-    page.focus("#first-model button")
+    press(page, "#first-model button")
+    expect(page.locator(".toast")).to_have_text(re.compile("Copied|Selected"))
     monkeypatch.setattr(fleet, "CATALOGUE", [entry for entry in OFFERED if entry.kind == "prompts"])
     platform.fleet.beat()
     expect(page.locator("#first-prompts")).to_have_attribute("data-done", "")  # without a reload

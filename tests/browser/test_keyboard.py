@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.runs.models import Run
+from tests.browser.conftest import wait_until
 from tests.browser.test_samples_side_by_side import evaluated
 
 pytestmark = pytest.mark.browser
@@ -71,11 +72,12 @@ def test_groups_resources_and_limits_of_a_run_are_typed(visit, platform):
     page = visit().page
     page.goto("/runs/new")
     page.wait_for_selector(READY)
+    tab_to(page, "input[name=preset]")
+    while not page.is_checked("input[value=grpo]"):
+        page.keyboard.press("ArrowDown")
     tab_to(page, "[data-path=name]")
     page.keyboard.press("Control+a")
     page.keyboard.type("letters limited")
-    tab_to(page, "[data-path='ppo.algorithm']")
-    page.keyboard.type("grpo")
     expect(page.locator("[data-path='ppo.group_size']")).to_be_enabled()
     typed = {
         "ppo.group_size": "4",
@@ -124,12 +126,13 @@ def test_samples_side_by_side_are_bounded_and_the_filter_cleared(visit, long_sam
     press(page, "#clear")
     expect(cards).to_have_count(3)
     expect(page.locator("#clear")).to_be_hidden()
-    expect(page.locator("#q")).to_be_focused()
+    expect(page.locator("[name=ending]")).to_be_focused()
+    tab_to(page, "#q", key="Shift+Tab")
     page.keyboard.type("nothing has this")
     expect(page.locator("#nothing")).to_be_visible()
     press(page, "#clear-too")
     expect(cards).to_have_count(3)
-    expect(page.locator("#q")).to_be_focused()
+    expect(page.locator("[name=ending]")).to_be_focused()
 
 
 def test_samples_side_by_side_of_one_prompt_and_of_more_steps(visit, long_samples):
@@ -139,7 +142,9 @@ def test_samples_side_by_side_of_one_prompt_and_of_more_steps(visit, long_sample
     cards = page.locator("#prompts article")
     expect(cards).to_have_count(3)
     tab_to(page, "#add-step")
+    page.keyboard.press("Space")
     page.keyboard.type("step 6")
+    page.keyboard.press("Enter")
     expect(page.locator("#steps .token")).to_have_text(["step 2×", "step 4×", "step 6×"])
     expect(page.locator("#add-step")).to_be_focused()
     for words in ("Show all", "Show less"):
@@ -156,6 +161,23 @@ def test_samples_side_by_side_of_one_prompt_and_of_more_steps(visit, long_sample
     press(page, "#one-prompt button")
     expect(cards).to_have_count(3)
     expect(page.locator("#q")).to_be_focused()
+
+
+def test_a_step_is_added_once_although_its_key_is_pressed_again(visit, long_samples):
+    page, held = visit().page, []
+    page.goto(f"/runs/{long_samples}/samples/side-by-side?steps=2,4")
+    tokens = page.locator("#steps .token")
+    expect(tokens).to_have_count(2)
+    page.route("**/compare/samples?*", lambda route: held.append(route))
+    tab_to(page, "#add-step")
+    for _ in range(2):  # the list still offers the step, since the page has no reply yet
+        page.keyboard.press("ArrowDown")
+    page.wait_for_url("**steps=2,4,latest**")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "the samples are not requested")
+    page.unroute("**/compare/samples?*")
+    for route in held:
+        route.continue_()
+    expect(tokens).to_have_text(["step 2×", "step 4×", "latest step×"])
 
 
 def test_samples_side_by_side_of_training_are_shown_in_place_of_none(visit, two_runs):
@@ -352,7 +374,7 @@ def test_a_member_is_removed_and_restored(visit, platform):
     create_user("ines", "ines@example.org")
     set_member(platform.user, team, "ines", "viewer")
     page = visit().page
-    page.goto(f"/teams/{team.pk}/members")
+    page.goto(f"/teams/{team.pk}")
     row = page.locator(".people tr", has_text="ines@example.org")
     for restored in (True, False):
         press(page, "button", "Remove ines")
@@ -391,4 +413,4 @@ def test_a_remedy_of_the_plan_is_used(visit, platform):
     press(page, ".plan-remedy button", "Use this")
     expect(page.locator(".plan-remedy")).to_have_count(0)
     expect(page.locator("#yaml")).to_have_value(re.compile(r"micro_batch_tokens: (?!65536)\d+"))
-    focus_is_kept(page)
+    expect(page.locator("#plan-memory")).to_be_focused()
