@@ -304,40 +304,6 @@ def test_newer_samples_are_loaded_and_have_the_focus(visit, platform):
         expect(page.locator(first).first).to_be_focused()
 
 
-def test_alerts_are_silenced_and_a_run_archived_by_the_same_button(visit, platform):
-    from oppo_platform.runs.lifecycle import cancel_run
-
-    page = visit().page
-    run_id = platform.submit("letters quiet", steps=5)
-    page.goto(f"/runs/{run_id}")
-    expect(page.locator(".pill[data-state=queued]").first).to_be_visible()
-    silence, archived = (page.locator(f"[data-part={name}]") for name in ("silence", "archived"))
-    press(page, "button", "silence alerts")
-    expect(silence).to_have_text(" · alerts silenced unsilence")
-    expect(silence.locator("button")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(silence).to_have_text(" · silence alerts")
-    expect(silence.locator("button")).to_be_focused()
-    cancel_run(run_id, "user:mira")
-    expect(silence).to_have_text("")
-    press(page, "button", "archive")
-    expect(archived).to_have_text(" · archived unarchive")
-    expect(archived.locator("button")).to_be_focused()
-
-
-def test_a_range_of_runs_is_selected(visit, platform):
-    for n in range(3):
-        platform.submit(f"picked {n}", steps=3)
-    page = visit().page
-    page.goto("/runs?view=all&q=name:picked")
-    expect(page.locator("#rows tr")).to_have_count(3)
-    tab_to(page, "#rows input")
-    page.keyboard.press("Space")
-    tab_to(page, "#rows tr:nth-child(3) input")
-    page.keyboard.press("Shift+Space")
-    expect(page.locator("#picked")).to_have_text("3 runs selected.")
-
-
 @pytest.fixture
 def slack_webhook():
     """Address of a webhook that does not outlive the test."""
