@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser import fleet
+from tests.browser.test_keyboard import press
 from tests.browser.test_pages import faults, keys_lead_on
 
 pytestmark = pytest.mark.browser
@@ -32,6 +33,15 @@ def newcomer(platform):
     return user
 
 
+def fits_and_is_accessible(visitor):
+    for width, scheme in ((390, "light"), (1024, "dark"), (1440, "light")):
+        visitor.page.set_viewport_size({"width": width, "height": 860})
+        visitor.page.emulate_media(color_scheme=scheme)
+        visitor.page.evaluate(COLOURS_CHANGED)
+        assert faults(visitor.page) == []
+        visitor.fits()
+
+
 def test_the_checklist_leads_from_nothing_to_the_first_run(visit, platform, newcomer, monkeypatch):
     from oppo_platform.accounts.services import create_login_link
 
@@ -43,14 +53,10 @@ def test_the_checklist_leads_from_nothing_to_the_first_run(visit, platform, newc
     expect(page.locator("#first-worker")).to_contain_text("node-1, 1 CPU device")
     expect(page.locator("#first-run [data-done]")).to_have_count(1)
     expect(page.locator("#first-model .command")).to_have_text("oppo example smollm2")
-    for width, scheme in ((390, "light"), (1024, "dark"), (1440, "light")):
-        page.set_viewport_size({"width": width, "height": 860})
-        page.emulate_media(color_scheme=scheme)
-        page.evaluate(COLOURS_CHANGED)
-        assert faults(page) == []
-        visitor.fits()
+    fits_and_is_accessible(visitor)
     keys_lead_on(page)
-    page.focus("#first-model button")
+    press(page, "#first-model button")
+    expect(page.locator(".toast")).to_have_text(re.compile("Copied|Selected"))
     monkeypatch.setattr(fleet, "CATALOGUE", [entry for entry in OFFERED if entry.kind == "prompts"])
     platform.fleet.beat()
     expect(page.locator("#first-prompts")).to_have_attribute("data-done", "")  # without a reload

@@ -1,4 +1,4 @@
-"""Charts, form, lists and undo without a mouse: Tab reaches every control, and the focus is never lost."""
+"""Forms, samples, lists and undo without a mouse: Tab reaches every control, and the focus is never lost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from oppo_platform.alerts.models import Webhook
-from oppo_platform.projects.models import ChartLayout
 from oppo_platform.runs.models import Run
+from tests.browser.conftest import wait_until
+from tests.browser.test_samples_side_by_side import evaluated
 
 pytestmark = pytest.mark.browser
 
@@ -40,115 +41,6 @@ def focus_is_kept(page):
     assert page.evaluate("document.activeElement !== document.body"), "the focus was lost"
 
 
-@pytest.fixture
-def charts(visit, platform):
-    """The page of a run whose metrics are drawn, without pinned charts."""
-    ChartLayout.objects.all().delete()
-    page = visit().page
-    page.goto(f"/runs/{platform.trained('charts by keyboard', steps=4)}")
-    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
-    yield page
-    ChartLayout.objects.all().delete()
-
-
-def pin_from_search(page, key):
-    tab_to(page, "#metric-search")
-    page.keyboard.press("Control+a")
-    page.keyboard.type(f"^{key}$")
-    expect(page.locator("#metric-count")).to_have_text(re.compile("^1 of"))
-    expect(page.locator("#metric-groups .metric:not([hidden]) h3")).to_have_text(key)
-    press(page, "summary", f"Actions for {key}")
-    press(page, ".menu-body button", "Pin")
-    expect(page.locator("#pinned-charts h3").last).to_have_text(key)
-    focus_is_kept(page)
-
-
-def test_a_metric_is_found_and_pinned_and_a_chart_of_several_made(charts):
-    page = charts
-    pin_from_search(page, "actor/entropy")
-    press(page, "#pinned-new", key="Shift+Tab")
-    expect(page.locator("#chart-key")).to_be_focused()
-    for typed in ("vf_lo", "objective/kl"):
-        page.keyboard.type(typed)
-        page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-    press(page, "#chart-keys button", "Move up: objective/kl")
-    expect(page.locator("#chart-keys span")).to_have_text(["objective/kl", "critic/vf_loss"])
-    tab_to(page, "#chart-log")
-    page.keyboard.press("Space")
-    press(page, "#chart-save")
-    expect(page.locator("#pinned-charts h3").last).to_have_text("objective/kl, critic/vf_loss")
-    focus_is_kept(page)
-
-
-def test_pinned_charts_are_moved_drawn_large_and_unpinned(charts):
-    page, names = charts, charts.locator("#pinned-charts h3")
-    for key in ("actor/pg_clipfrac", "timing_s/step"):
-        pin_from_search(page, key)
-    tab_to(page, "#pinned-new", key="Shift+Tab")
-    press(page, "#pinned-charts summary", "Actions for timing_s/step")
-    press(page, ".menu-body button", "Move left")
-    expect(names.last).to_have_text("actor/pg_clipfrac")
-    page.keyboard.press("Enter")  # the moved chart's menu has the focus
-    press(page, ".menu-body button", "Full screen")
-    expect(page.locator("dialog.full h3")).to_have_text("timing_s/step")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("dialog.full h3")).to_have_text("actor/pg_clipfrac")
-    page.keyboard.press("Escape")
-    expect(page.locator("dialog.full")).to_have_count(0)
-    expect(page.locator("#pinned-charts summary[aria-label='Actions for timing_s/step']")).to_be_focused()
-    page.keyboard.press("Enter")
-    press(page, ".menu-body button", "Unpin")
-    expect(page.locator("#pinned-new")).to_be_focused()
-    press(page, ".toast button", "Undo", key="Shift+Tab")
-    expect(names.last).to_have_text("actor/pg_clipfrac")
-    expect(names.nth(-2)).to_have_text("timing_s/step")
-
-
-def test_pinned_charts_are_edited_shared_and_dropped(charts):
-    page, names = charts, charts.locator("#pinned-charts h3")
-    pin_from_search(page, "actor/entropy")
-    press(page, "#pinned-share", key="Shift+Tab")
-    expect(page.locator("#pinned-whose")).to_have_text("for everyone in the project")
-    focus_is_kept(page)
-    pin_from_search(page, "actor/pg_clipfrac")
-    tab_to(page, "#pinned-new", key="Shift+Tab")
-    press(page, "#pinned-charts summary", "Actions for actor/pg_clipfrac")
-    press(page, ".menu-body button", "Edit")
-    expect(page.locator("#chart-key")).to_be_focused()
-    tab_to(page, "#chart-title", key="Shift+Tab")
-    page.keyboard.type("clipped")
-    press(page, "#chart-save")
-    expect(names).to_have_text(["actor/entropy", "clipped"])
-    focus_is_kept(page)
-    press(page, "#pinned-reset", key="Shift+Tab")
-    expect(names).to_have_text(["actor/entropy"])
-    focus_is_kept(page)
-
-
-def test_a_pinned_charts_menu_stays_open_while_a_late_save_is_answered(charts):
-    """The answer holds what the page already shows, so nothing is drawn anew under the user's hands."""
-    page, held = charts, []
-    pin_from_search(page, "actor/entropy")
-    expect(page.locator(".toast")).to_contain_text("pinned")
-    page.route(re.compile(r"/projects/\d+/charts$"), lambda route: held.append(route))
-    pin_from_search(page, "actor/pg_clipfrac")
-    tab_to(page, "#pinned-new", key="Shift+Tab")
-    press(page, "#pinned-charts summary", "Actions for actor/pg_clipfrac")
-    tab_to(page, ".menu-body button", "Move left")
-    with page.expect_response(re.compile(r"/projects/\d+/charts$")):
-        held[0].continue_()
-    expect(page.locator(".toast", has_text="actor/pg_clipfrac pinned")).to_be_visible()
-    assert page.evaluate(FOCUSED, [".menu-body button", "Move left"])
-
-
-def test_a_charts_menu_is_filled_before_the_next_key(charts):
-    """Read in the same task as the click: the browser fires `toggle` only in a later one, which a fast Tab comes before."""
-    entries = "(summary) => { summary.click(); return [...summary.nextSibling.children].map((node) => node.textContent); }"
-    first = charts.locator("#metric-groups summary[aria-label]").first
-    assert first.evaluate(entries) == ["Pin", "Full screen", "Logarithmic axis"]
-
-
 def test_a_run_is_submitted_and_its_name_changed(visit, platform):
     page = visit().page
     page.goto("/runs/new")
@@ -174,6 +66,126 @@ def test_a_run_is_submitted_and_its_name_changed(visit, platform):
     page.keyboard.type(" 2")
     press(page, "#labels-save")
     expect(page.locator("h1")).to_contain_text("llama3/8b lr=1e-5 β 2")
+
+
+def test_groups_resources_and_limits_of_a_run_are_typed(visit, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector(READY)
+    tab_to(page, "input[name=preset]")
+    while not page.is_checked("input[value=grpo]"):
+        page.keyboard.press("ArrowDown")
+    tab_to(page, "[data-path=name]")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("letters limited")
+    expect(page.locator("[data-path='ppo.group_size']")).to_be_enabled()
+    typed = {
+        "ppo.group_size": "4",
+        "resources.nodes": "1",
+        "resources.processes": "1",
+        "queue.max_runtime_hours": "2.5",
+        "queue.priority": "70",
+    }
+    for path, text in typed.items():
+        tab_to(page, f"[data-path='{path}']")
+        page.keyboard.press("Control+a")
+        page.keyboard.type("9000" if path == "queue.priority" else text)
+    expect(page.locator("[data-field='queue.priority'] .error")).to_be_visible()
+    focus_is_kept(page)
+    page.keyboard.press("Control+a")
+    page.keyboard.type("70")
+    page.wait_for_selector(READY)
+    press(page, "#send")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    run = Run.objects.get(name="letters limited")
+    assert (run.priority, run.max_runtime_s) == (70, 9000)
+    assert (run.spec["ppo"]["algorithm"], run.spec["ppo"]["group_size"]) == ("grpo", 4)
+    assert (run.spec["resources"]["nodes"], run.spec["resources"]["processes"]) == (1, 1)
+
+
+@pytest.fixture(scope="module")
+def long_samples(platform):
+    """A run whose evaluations have responses that are too long for a card."""
+    return evaluated(platform, "letters long", 0.2, respond=lambda step, n: f"day {step} " * 400)
+
+
+def test_samples_side_by_side_are_bounded_and_the_filter_cleared(visit, long_samples):
+    page = visit().page
+    page.goto(f"/runs/{long_samples}/samples/side-by-side")
+    cards = page.locator("#prompts article")
+    expect(cards).to_have_count(3)
+    for name, text in (("max_score", "100"), ("min_length", "1"), ("max_length", "900")):
+        tab_to(page, f"[name={name}]")
+        page.keyboard.type(text)
+        page.wait_for_url(f"**{name}={text}**")
+    tab_to(page, "[name=ending]")
+    page.keyboard.type("len")
+    page.wait_for_url("**ending=length**")
+    expect(cards).to_have_count(1)
+    expect(page.locator("[name=ending]")).to_be_focused()
+    press(page, "#clear")
+    expect(cards).to_have_count(3)
+    expect(page.locator("#clear")).to_be_hidden()
+    expect(page.locator("[name=ending]")).to_be_focused()
+    tab_to(page, "#q", key="Shift+Tab")
+    page.keyboard.type("nothing has this")
+    expect(page.locator("#nothing")).to_be_visible()
+    press(page, "#clear-too")
+    expect(cards).to_have_count(3)
+    expect(page.locator("[name=ending]")).to_be_focused()
+
+
+def test_samples_side_by_side_of_one_prompt_and_of_more_steps(visit, long_samples):
+    page = visit().page
+    path = f"/runs/{long_samples}/samples/side-by-side"
+    page.goto(f"{path}?steps=2,4")
+    cards = page.locator("#prompts article")
+    expect(cards).to_have_count(3)
+    tab_to(page, "#add-step")
+    page.keyboard.press("Space")
+    page.keyboard.type("step 6")
+    page.keyboard.press("Enter")
+    expect(page.locator("#steps .token")).to_have_text(["step 2×", "step 4×", "step 6×"])
+    expect(page.locator("#add-step")).to_be_focused()
+    for words in ("Show all", "Show less"):
+        press(page, "#prompts button", words)
+        expect(cards.first.locator(".card-foot button")).not_to_have_text(words)
+        expect(cards.first.locator(".card-foot button")).to_be_focused()
+        page.keyboard.press("Shift+Tab")
+    tab_to(page, "[name=held_out]", key="Shift+Tab")
+    page.keyboard.type("training")
+    page.wait_for_url("**held_out=false**")
+    expect(page.locator("[name=held_out]")).to_be_focused()
+    page.goto(f"{path}?prompt={cards.first.get_attribute('data-prompt')}")
+    expect(cards).to_have_count(1)
+    press(page, "#one-prompt button")
+    expect(cards).to_have_count(3)
+    expect(page.locator("#q")).to_be_focused()
+
+
+def test_a_step_is_added_once_although_its_key_is_pressed_again(visit, long_samples):
+    page, held = visit().page, []
+    page.goto(f"/runs/{long_samples}/samples/side-by-side?steps=2,4")
+    tokens = page.locator("#steps .token")
+    expect(tokens).to_have_count(2)
+    page.route("**/compare/samples?*", lambda route: held.append(route))
+    tab_to(page, "#add-step")
+    for _ in range(2):  # the list still offers the step, since the page has no reply yet
+        page.keyboard.press("ArrowDown")
+    page.wait_for_url("**steps=2,4,latest**")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "the samples are not requested")
+    for route in held:
+        route.continue_()
+    expect(tokens).to_have_text(["step 2×", "step 4×", "latest step×"])
+
+
+def test_samples_side_by_side_of_training_are_shown_in_place_of_none(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/samples/side-by-side")
+    page.wait_for_selector("#show-training")
+    press(page, "#show-training")
+    page.wait_for_selector("#prompts article")
+    expect(page.locator("[name=held_out]")).to_be_focused()
 
 
 def test_samples_side_by_side_are_ordered_filtered_and_downloaded(visit, two_runs):
@@ -292,40 +304,6 @@ def test_newer_samples_are_loaded_and_have_the_focus(visit, platform):
         expect(page.locator(first).first).to_be_focused()
 
 
-def test_alerts_are_silenced_and_a_run_archived_by_the_same_button(visit, platform):
-    from oppo_platform.runs.lifecycle import cancel_run
-
-    page = visit().page
-    run_id = platform.submit("letters quiet", steps=5)
-    page.goto(f"/runs/{run_id}")
-    expect(page.locator(".pill[data-state=queued]").first).to_be_visible()
-    silence, archived = (page.locator(f"[data-part={name}]") for name in ("silence", "archived"))
-    press(page, "button", "silence alerts")
-    expect(silence).to_have_text(" · alerts silenced unsilence")
-    expect(silence.locator("button")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(silence).to_have_text(" · silence alerts")
-    expect(silence.locator("button")).to_be_focused()
-    cancel_run(run_id, "user:mira")
-    expect(silence).to_have_text("")
-    press(page, "button", "archive")
-    expect(archived).to_have_text(" · archived unarchive")
-    expect(archived.locator("button")).to_be_focused()
-
-
-def test_a_range_of_runs_is_selected(visit, platform):
-    for n in range(3):
-        platform.submit(f"picked {n}", steps=3)
-    page = visit().page
-    page.goto("/runs?view=all&q=name:picked")
-    expect(page.locator("#rows tr")).to_have_count(3)
-    tab_to(page, "#rows input")
-    page.keyboard.press("Space")
-    tab_to(page, "#rows tr:nth-child(3) input")
-    page.keyboard.press("Shift+Space")
-    expect(page.locator("#picked")).to_have_text("3 runs selected.")
-
-
 @pytest.fixture
 def slack_webhook():
     """Address of a webhook that does not outlive the test."""
@@ -339,8 +317,11 @@ def test_a_webhook_is_deleted_and_restored(visit, platform, slack_webhook):
     page.goto(f"/teams/{team}/alerts")
     tab_to(page, "#hook-url")
     page.keyboard.type(slack_webhook)
+    tab_to(page, "#hook-format")
+    page.keyboard.type("Disc")
     press(page, "button", "Add webhook")
     page.wait_for_selector("#fresh-secret")
+    expect(page.locator(".card-head", has_text=slack_webhook).locator(".tag")).to_have_text("Discord")
     press(page, "button", f"Delete the webhook to {slack_webhook}")
     press(page, "dialog[open] button", "Delete webhook")
     expect(page.locator(".banner")).to_contain_text("was deleted")
@@ -348,3 +329,53 @@ def test_a_webhook_is_deleted_and_restored(visit, platform, slack_webhook):
     expect(webhook).to_have_count(0)
     press(page, ".banner button", "Undo")
     expect(webhook).to_have_count(1)
+
+
+def test_a_member_is_removed_and_restored(visit, platform):
+    from oppo_platform.accounts.services import create_user
+    from oppo_platform.accounts.teams import set_member
+
+    team = platform.project.team
+    create_user("ines", "ines@example.org")
+    set_member(platform.user, team, "ines", "viewer")
+    page = visit().page
+    page.goto(f"/teams/{team.pk}")
+    row = page.locator(".people tr", has_text="ines@example.org")
+    for restored in (True, False):
+        press(page, "button", "Remove ines")
+        press(page, "dialog[open] button", "Remove from team")
+        expect(row).to_have_count(0)
+        if restored:
+            press(page, ".banner button", "Undo")
+            expect(row).to_have_count(1)
+
+
+def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, two_runs):
+    page = visit().page
+    page.goto("/queue")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("letters")
+    option = page.locator(".palette [role=option]", has_text=f"letters sequential #{two_runs[0]}")
+    expect(option).to_be_visible()
+    while option.get_attribute("aria-selected") == "false":
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{two_runs[0]}")
+    press(page, ".account summary")
+    press(page, ".account button", "Sign out")
+    page.wait_for_url("**/accounts/login/**")
+
+
+def test_a_remedy_of_the_plan_is_used(visit, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector(READY)
+    press(page, "[data-view=yaml]")
+    text = re.sub(r"micro_batch_tokens: \d+", "micro_batch_tokens: 65536", page.input_value("#yaml"))
+    page.fill("#yaml", re.sub(r"batch_size: \d+", "batch_size: 64", text))
+    page.wait_for_selector(".plan-remedy button")
+    page.wait_for_selector(READY)
+    press(page, ".plan-remedy button", "Use this")
+    expect(page.locator(".plan-remedy")).to_have_count(0)
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"micro_batch_tokens: (?!65536)\d+"))
+    expect(page.locator("#plan-memory")).to_be_focused()

@@ -88,7 +88,7 @@ export function pinnedCharts(host) {
     const [gone] = list.splice(i, 1);
     save(list);
     $("pinned-new").focus();
-    toast(`${titleOf(gone)} unpinned`, { label: "Undo", act: () => save(charts().toSpliced(i, 0, gone)) });
+    toast(`${titleOf(gone)} unpinned`, { label: "Undo", act: () => save(charts().toSpliced(i, 0, gone), i) });
   }
   async function pin(chart) {
     if (panels.length >= MOST) toast(`At most ${MOST} charts can be pinned. Unpin one first.`);
@@ -117,8 +117,11 @@ export function pinnedCharts(host) {
   });
   $("pinned-reset").addEventListener("click", async () => {
     const own = charts();
-    if (await send(`${path}/reset`, {}))
-      toast("The project’s charts are shown", { label: "Undo", act: () => save(own) });
+    const takeBack = () => {
+      save(own);
+      $("pinned-new").focus();
+    };
+    if (await send(`${path}/reset`, {})) toast("The project’s charts are shown", { label: "Undo", act: takeBack });
   });
   show();
   return { pin, hasPinned };

@@ -63,6 +63,7 @@ const named = (all) =>
 
 async function restore(deleted) {
   const failed = [];
+  $("select-all").focus(); // the toast with the pressed button is gone
   for (const run of deleted)
     await api.post(`runs/${run.id}/restore`).catch((e) => failed.push(`${runLabel(run)}: ${e.message}`));
   refreshRuns();

@@ -1,6 +1,6 @@
 /* The list of runs: live rows, the filter (parsed by the server), and the selection of runs. */
 import * as api from "../core/api.js";
-import { setText, toast } from "../core/dom.js";
+import { setShown, setText, toast } from "../core/dom.js";
 import { showConnection } from "../core/live.js";
 import { liveFragment } from "../core/live-fragment.js";
 import { filterWords } from "./filter-words.js";
@@ -66,11 +66,9 @@ function applyChoice() {
         ? "1 run selected."
         : `${ids.length} runs selected.`,
   );
-  document.querySelectorAll("[data-bulk]").forEach((button) => {
-    button.hidden = ids.length === 0;
-  });
+  document.querySelectorAll("[data-bulk]").forEach((button) => setShown(button, ids.length > 0, $("select-all")));
   if (pin) {
-    pin.hidden = ids.length !== 1;
+    setShown(pin, ids.length === 1, $("select-all"));
     setText(pin, pinned(ids[0]) ? "Unpin" : "Pin as baseline");
   }
   const all = boxes();

@@ -175,7 +175,9 @@ function nothing() {
 }
 
 /* --- input ------------------------------------------------------------ */
+/* The pressed button is hidden with the reply, so the focus goes to a control that stays. */
 function clear() {
+  form.elements.ending.focus();
   change(() => {
     [...FILTERS, "prompt"].forEach((name) => {
       state[name] = "";
@@ -199,12 +201,14 @@ function listen() {
   $("clear-too").addEventListener("click", clear);
   $("one-prompt")
     .querySelector("button")
-    .addEventListener("click", () =>
+    .addEventListener("click", () => {
+      form.elements.q.focus();
       change(() => {
         state.prompt = "";
-      }),
-    );
+      });
+    });
   $("show-training").addEventListener("click", () => {
+    form.elements.held_out.focus();
     change(() => Object.assign(state, { held_out: "false", steps: "" }));
     fromAddress();
   });

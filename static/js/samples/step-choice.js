@@ -33,7 +33,7 @@ export function stepChoice({ tokens, add }, onChange) {
   add.addEventListener("change", () => {
     const word = add.value;
     add.value = "";
-    if (word) set([...current, word]);
+    if (word && !current.includes(word)) set([...current, word]);
   });
   function draw(steps, reply) {
     current = shown(steps, reply);

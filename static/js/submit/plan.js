@@ -1,5 +1,5 @@
 /* The plan of the spec on the submit page, as the server estimates it: memory of each device, time, start, saving. */
-import { el, icon, setText } from "../core/dom.js";
+import { el, icon, keepFocus, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 
 const $ = (id) => document.getElementById(id);
@@ -46,14 +46,17 @@ export function planCard(use) {
   }
   function showMemory({ devices, expected_bytes, remedy, unknown }) {
     const open = [...memory.querySelectorAll("details")].map((node) => node.open);
-    const parts = devices.map((device, number) => deviceMemory(device, open[number]));
+    const parts = devices.map((device, number) => deviceMemory(device, number, open[number]));
     if (unknown) parts.push(el("p", { class: "help" }, `Memory unknown: ${unknown}.`));
     if (f.known(expected_bytes))
       parts.push(el("p", { class: "help" }, `Earlier runs suggest a peak of ${f.bytes(expected_bytes)}.`));
     if (devices.some((device) => !device.fits)) parts.push(doesNotFit(remedy));
-    memory.replaceChildren(...parts);
+    keepFocus(
+      () => memory.replaceChildren(...parts),
+      () => memory,
+    );
   }
-  function deviceMemory(device, open) {
+  function deviceMemory(device, number, open) {
     const { needed_bytes: needed, available_bytes: available } = device;
     const names = `${device.count > 1 ? `${device.count} × ` : ""}${device.roles.join(", ")}`;
     const amount = `${f.bytes(needed)} of ${f.bytes(available)}`;
@@ -65,9 +68,9 @@ export function planCard(use) {
       "aria-label": `Memory of ${names}: ${amount}`,
     });
     const line = el("p", {}, names, el("b", { class: "num" }, amount));
-    return el("div", { class: "plan-device" }, line, bar, terms(device, open));
+    return el("div", { class: "plan-device" }, line, bar, terms(device, number, open));
   }
-  function terms(device, open) {
+  function terms(device, number, open) {
     const row = ({ role, use: name, bytes, arithmetic }) =>
       el(
         "tr",
@@ -86,7 +89,7 @@ export function planCard(use) {
     return el(
       "details",
       { open },
-      el("summary", {}, "By role"),
+      el("summary", { "data-focus": `plan-device-${number}` }, "By role"),
       el("table", { class: "dense" }, el("thead", {}, head), el("tbody", {}, device.terms.map(row))),
     );
   }
@@ -103,7 +106,12 @@ export function planCard(use) {
         "span",
         {},
         words,
-        settings.length > 0 && el("button", { type: "button", class: "link", onclick: () => use(remedy) }, "Use this"),
+        settings.length > 0 &&
+          el(
+            "button",
+            { type: "button", class: "link", "data-focus": "plan-remedy", onclick: () => use(remedy) },
+            "Use this",
+          ),
       ),
     );
   }
