@@ -350,17 +350,18 @@ def test_a_member_is_removed_and_restored(visit, platform):
             expect(row).to_have_count(1)
 
 
-def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, two_runs):
+def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, platform):
+    older, _ = (platform.submit(f"palette {word}", steps=20) for word in ("older", "newer"))
     page = visit().page
     page.goto("/queue")
     page.keyboard.press("Control+k")
-    page.keyboard.type("letters")
-    option = page.locator(".palette [role=option]", has_text=f"letters sequential #{two_runs[0]}")
+    page.keyboard.type("palette")
+    option = page.locator(".palette [role=option]", has_text=f"palette older #{older}")
     expect(option).to_be_visible()
     while option.get_attribute("aria-selected") == "false":
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/runs/{two_runs[0]}")
+    page.wait_for_url(f"**/runs/{older}")
     press(page, ".account summary")
     press(page, ".account button", "Sign out")
     page.wait_for_url("**/accounts/login/**")
