@@ -174,16 +174,6 @@ def test_the_labels_of_drop_lines_have_a_unit_that_suits_them(visit, nine_runs):
     assert all(re.fullmatch(r"\d+(\.\d+)? s|\d+ (m|h) \d+ (s|m)", time) for time in times), labels
 
 
-def test_runs_of_the_list_have_a_colour_or_a_pattern_of_their_own(visit, nine_runs):
-    page = visit().page
-    page.goto("/runs")
-    page.wait_for_selector("#rows tr")
-    looks = page.locator("#rows .swatch-line").evaluate_all("all => all.map((e) => `${e.dataset.run} ${e.dataset.pattern}`)")
-    assert len(looks) >= len(nine_runs)
-    for first in range(len(looks) - 8):
-        assert len(set(looks[first : first + 9])) == 9, "nine runs that were submitted one after the other look different"
-
-
 def test_a_setting_that_was_computed_is_written_as_one_would_enter_it(visit, platform):
     from oppo_contract.spec import load_spec
     from oppo_platform.runs.services import submit_run

@@ -261,6 +261,18 @@ def test_runs_of_one_name_are_told_apart_by_their_numbers(visit, platform):
     expect(page.locator(".page-head")).to_contain_text(f"forked from twins #{twins[1]}")
 
 
+def test_runs_of_the_list_have_a_colour_or_a_pattern_of_their_own(visit, platform):
+    for n in range(9):
+        platform.submit(f"letters row {n}", steps=20)
+    page = visit().page
+    page.goto("/runs")
+    page.wait_for_selector("#rows tr")
+    looks = page.locator("#rows .swatch-line").evaluate_all("all => all.map((e) => `${e.dataset.run} ${e.dataset.pattern}`)")
+    assert len(looks) >= 9
+    for first in range(len(looks) - 8):
+        assert len(set(looks[first : first + 9])) == 9, "nine runs that were submitted one after the other look different"
+
+
 def test_dialogs_tell_runs_of_one_name_apart(visit, platform):
     twins = [platform.trained("gemini", steps=6), platform.trained("gemini", steps=6)]
     labels = [f"gemini #{run_id}" for run_id in twins]

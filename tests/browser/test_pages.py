@@ -325,6 +325,21 @@ def test_the_page_of_mail_addresses_is_one_of_the_platform(visit, platform):
     expect(page.locator("main input[type=email]")).to_have_css("height", "34px")
 
 
+def test_lists_in_the_audit_log_are_written_as_text(visit, platform):
+    from oppo_platform import clock
+    from oppo_platform.accounts.models import AuditEntry
+
+    team = platform.project.team
+    details = {"scopes": ["read", "submit"]}
+    AuditEntry.objects.create(
+        actor="user:mira", at=clock.now(), team=team, action="token.create", target="notebook", details=details
+    )
+    page = visit().page
+    page.goto(f"/teams/{team.pk}/audit")
+    expect(page.locator("main")).to_contain_text("scopes read, submit")
+    expect(page.locator("main")).not_to_contain_text("['read'")
+
+
 def test_a_viewer_is_not_offered_to_submit(visit, platform):
     from oppo_platform.accounts.models import Membership
 

@@ -35,7 +35,7 @@ SCREEN = """() => {
   });
   return plots.every((plot) => plot.querySelector(".scatterlayer path.js-line")) && plots.length;
 }"""
-# Records in the page in which frame a function is true: a page that loads code may answer the browser's driver a second later.
+# Records in the page when a function is true: while a page executes Plotly, it does not answer Playwright for up to a second.
 SEEN = """(() => {
   const ready = READY;
   const look = () => {
@@ -128,13 +128,13 @@ def many_metrics(base_url: str, owner: load.Tenant, scale: int, repetitions: int
             for name, url in urls.items():
                 context = chromium.new_context(storage_state=state, viewport=SIZE)
                 page = context.new_page()
-                seconds, _ = _seconds_until(page, url, visible(CHART))
+                began, drawn, _ = _open_until(page, url, visible(CHART))
                 page.wait_for_function("() => document.querySelectorAll('.metric').length > 3")
                 start = time.perf_counter()
                 page.evaluate("document.getElementById('metric-groups').scrollIntoView()")
                 page.wait_for_function(SCREEN)
                 if n >= 0:
-                    taken[name].append(seconds)
+                    taken[name].append(drawn - began)
                     screens += [time.perf_counter() - start] if name == "run_300_metrics" else []
                 context.close()
     return [
@@ -180,15 +180,17 @@ def seconds_until(chromium: Any, url: str, ready: str, state: Any = None) -> tup
     Raises playwright's `TimeoutError` after 30 s.
     """
     with closing(chromium.new_context(storage_state=state, viewport=SIZE)) as context:
-        return _seconds_until(context.new_page(), url, ready)
+        start, end, returned = _open_until(context.new_page(), url, ready)
+        return end - start, returned
 
 
-def _seconds_until(page: Any, url: str, ready: str) -> tuple[float, Any]:
+def _open_until(page: Any, url: str, ready: str) -> tuple[float, float, Any]:
+    """When opening began and the function was true, in seconds of the system's clock, and what it returned."""
     page.add_init_script(SEEN.replace("READY", ready))
     start = time.time()
     page.goto(url, wait_until="commit")
     at, returned = page.wait_for_function("() => window.readySeen").json_value()
-    return at / 1e3 - start, returned
+    return start, at / 1e3, returned
 
 
 def visible(selector: str) -> str:
@@ -219,18 +221,17 @@ def _opened(context: Any, url: str, chart: str) -> Opened:
     network = context.new_cdp_session(page)
     network.send("Network.enable")
     network.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
-    # Also of unfinished responses; in seconds of the browser's clock, whose distance from the system's each request tells.
+    # Also of unfinished responses. Timestamps are of the browser's clock; requests have the system's time beside it.
     network.on("Network.dataReceived", lambda event: arrived.append((event["timestamp"], event["encodedDataLength"])))
     network.on("Network.requestWillBeSent", lambda event: clocks.append(event["wallTime"] - event["timestamp"]))
     page.on("request", lambda request: asked.append(request.url))
-    start = time.time()
-    seconds, _ = _seconds_until(page, url, visible(chart))
+    start, drawn, _ = _open_until(page, url, visible(chart))
     page.wait_for_load_state("load")
     page.wait_for_timeout(2000)  # Plotly, which pages load last
-    first = sum(size for at, size in arrived if at + clocks[0] <= start + seconds)
+    first = sum(size for at, size in arrived if at + clocks[0] <= drawn)
     own = "/".join(url.split("/")[:3])
     elsewhere = [url for url in asked if not url.startswith((own, "data:", "blob:"))]
-    return Opened(seconds, first / 1e3, sum(received) / 1e3, elsewhere)
+    return Opened(drawn - start, first / 1e3, sum(received) / 1e3, elsewhere)
 
 
 def event_to_pixel() -> list[Result]:

@@ -51,7 +51,7 @@ def checklist(nodes: Sequence[dict[str, Any]], offered: Offer, administrator: st
 
 
 def _devices(node: dict[str, Any]) -> str:
-    """`node-1, 2 CPU devices`."""
+    """`node-1, 1 CPU device`."""
     kinds = Counter(device["kind"] for device in node["devices"])
     counts = [f"{count} {DEVICE_WORDS[kind]}{'' if count == 1 else 's'}" for kind, count in sorted(kinds.items())]
     return ", ".join([node["name"], *(counts or ["no devices yet"])])

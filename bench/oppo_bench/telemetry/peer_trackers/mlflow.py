@@ -147,7 +147,7 @@ class Mlflow:
         return self.page(run)[0], SCREEN
 
     def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
-        """Its page of one metric of many runs."""
+        """Its page of one metric of many runs, which draws two paths for each run, raw and smoothed, in one call of Plotly."""
         asked = {"runs": list(runs), "metric": key, "experiments": [EXPERIMENT], "plot_metric_keys": [key]}
         query = urlencode({name: json.dumps(value) for name, value in asked.items()})
         drawn = f"() => document.querySelectorAll('{CURVE}').length >= {len(runs)}"
