@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -14,6 +16,7 @@ def test_the_palette_opens_pages_runs_and_actions(visit, two_runs):
     page.wait_for_selector("#plot-reward .main-svg >> nth=0")
     palette = page.locator("dialog.palette")
     page.keyboard.press("Control+k")
+    expect(palette.get_by_role("option").filter(has_text="Alerts")).to_have_text(re.compile(r"^Alerts\s*page$"))
     page.keyboard.type("queue")
     page.keyboard.press("Enter")
     page.wait_for_url("**/queue")

@@ -7,7 +7,12 @@ const RUNS = 6;
 const WAIT_MS = 150;
 let box = null;
 
-const words = (node) => (node.getAttribute("aria-label") || node.textContent).replace(/\s+/g, " ").trim();
+/* A control's name, without the number of new alerts. */
+function words(node) {
+  const parts = [...node.childNodes].filter((part) => !part.classList?.contains("bell-count"));
+  const text = node.getAttribute("aria-label") || parts.map((part) => part.textContent).join("");
+  return text.replace(/\s+/g, " ").trim();
+}
 const isShown = (node) => node.offsetParent !== null && !node.disabled && node.getAttribute("aria-disabled") !== "true";
 
 /* What this page offers as links and buttons: navigation, tabs, and the actions in its head. */
