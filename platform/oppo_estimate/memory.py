@@ -31,7 +31,7 @@ EVALUATION_TOKENS = 32768
 GPU_RESERVE = 5 << 29
 # Of activations on a CPU (docs/models.md, "How large a model may be"). glibc returns blocks of 32 MB and more at once; making it
 # return smaller ones costs a fifth of the time, because the kernel clears every page again.
-FREED_PERCENT = 30
+FREED_PERCENT = 40
 
 
 def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
