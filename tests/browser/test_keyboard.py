@@ -380,3 +380,19 @@ def test_a_remedy_of_the_plan_is_used(visit, platform):
     expect(page.locator(".plan-remedy")).to_have_count(0)
     expect(page.locator("#yaml")).to_have_value(re.compile(r"micro_batch_tokens: (?!65536)\d+"))
     expect(page.locator("#plan-memory")).to_be_focused()
+
+
+def test_a_suggestion_at_a_field_is_used(visit, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector(READY)
+    press(page, "[data-view=yaml]")
+    text = page.input_value("#yaml")
+    prompts = re.search(r"^  prompts: (.*)$", text, re.M)[1]
+    page.fill("#yaml", text.replace(f"prompts: {prompts}", f"prompts: {prompts}x"))
+    page.wait_for_selector("[data-field='data.prompts'] .error button", state="attached")
+    press(page, "[data-view=form]", key="Shift+Tab")
+    press(page, "[data-field='data.prompts'] .error button", f"Use {prompts}")
+    page.wait_for_selector(READY)
+    expect(page.locator("[data-path='data.prompts']")).to_have_value(prompts)
+    expect(page.locator("[data-path='data.prompts']")).to_be_focused()

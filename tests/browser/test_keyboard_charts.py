@@ -187,3 +187,21 @@ def test_own_pinned_charts_come_back_after_those_of_the_project_were_chosen(char
     press(page, ".toast button", "Undo", key="Shift+Tab")
     expect(names).to_have_text(["actor/entropy", "timing_s/step"])
     expect(page.locator("#pinned-new")).to_be_focused()
+
+
+def test_the_cursor_of_all_charts_moves_by_keys(charts):
+    page, line = charts, charts.locator("#plot-kl line.linked-cursor")
+    newest = page.locator("#by-reward").inner_text()
+    expect(line).to_have_attribute("visibility", "hidden")
+    page.keyboard.press("ArrowLeft")
+    expect(line).to_have_attribute("visibility", "visible")
+    expect(page.locator("#by-reward")).to_contain_text("step 4")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#by-reward")).to_contain_text("step 3")
+    for key in ["ArrowLeft"] * 3:
+        page.keyboard.press(key)
+    expect(page.locator("#by-reward")).to_contain_text("step 1")
+    for key in ["ArrowRight"] * 4:
+        page.keyboard.press(key)
+    expect(line).to_have_attribute("visibility", "hidden")
+    expect(page.locator("#by-reward")).to_have_text(newest)

@@ -81,6 +81,26 @@ def test_the_preset_grpo_replaces_the_critic_by_groups_and_can_be_left_again(vis
     assert (spec["ppo"]["algorithm"], spec["ppo"]["group_size"], spec["models"]["critic"]) == ("grpo", 8, "actor")
 
 
+def test_an_algorithm_from_the_list_takes_along_what_belongs_to_it(visit, platform):
+    page = open_form(visit)
+    critic, rate, group = (page.locator(f"[data-path='{path}']") for path in CRITIC_AND_GROUP)
+    page.fill("[data-path='ppo.critic_learning_rate']", "2e-5")
+    expect(critic).to_have_value("reward")
+    page.select_option("[data-path='ppo.algorithm']", "grpo")
+    page.wait_for_selector(READY)
+    expect(group).to_have_value("8")
+    expect(critic).to_be_disabled()
+    page.fill("[data-path='ppo.group_size']", "4")
+    page.select_option("[data-path='ppo.algorithm']", "rloo")
+    page.wait_for_selector(READY)
+    expect(group).to_have_value("4")
+    page.select_option("[data-path='ppo.algorithm']", "ppo")
+    page.wait_for_selector(READY)
+    expect(rate).to_have_value("2e-5")
+    expect(critic).to_have_value("reward")
+    expect(group).to_be_disabled()
+
+
 def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
     page = open_form(visit)
     page.fill("[data-path='overlap.overcommit.max']", "999")

@@ -8,6 +8,7 @@ import * as api from "../core/api.js";
 import { ApiError, tryAgain } from "../core/api.js";
 import { setText } from "../core/dom.js";
 import * as f from "../core/format.js";
+import { shortcut } from "../core/keys.js";
 import { allMetrics } from "./all-metrics.js";
 import { sampleCard } from "./sample-card.js";
 import { run } from "./store.js";
@@ -155,6 +156,14 @@ function read(x) {
     setText($(`by-${name}`), i >= 0 && x !== null ? `${detail} · step ${f.whole(made.column.step[i])}` : detail);
   });
 }
+/* The cursor by keys, a point at a time; behind the last one are the newest values. */
+function moveCursor(key) {
+  const { x } = (Object.values(drawn).find((made) => made.column.x.length) || { column: { x: [] } }).column;
+  const at = linked.at === null ? x.length : series.nearest(x, linked.at);
+  const next = Math.max(0, at + (key === "ArrowLeft" ? -1 : 1));
+  linked.mark(next < x.length ? x[next] : null);
+  read(linked.at);
+}
 async function refresh() {
   if (busy) {
     again = true;
@@ -260,4 +269,5 @@ T.onChange(() => {
   draw();
   metrics.redraw();
 });
+shortcut("← →", "move the cursor of all charts", moveCursor, { keys: ["ArrowLeft", "ArrowRight"] });
 run.follow(refresh);

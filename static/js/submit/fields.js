@@ -16,8 +16,10 @@ const shown = (value) =>
   value === null || value === undefined ? "" : typeof value === "number" ? short(value) : String(value);
 const short = (n) => (n !== 0 && Math.abs(n) < 1e-3 ? n.toExponential().replace("e-", "e-") : String(n));
 
-export function submitFields(form, catalogue, onChange) {
+export function submitFields(form, catalogue, presets, onChange) {
   let checkedSpec = {};
+  /* Values of settings without effect, by path: their last ones, or a preset's. A spec that has them may be refused. */
+  const unused = new Map(presets.flatMap((p) => Object.entries(p.settings)).filter(([, value]) => value !== null));
   const inputs = [...form.querySelectorAll("[data-path]")];
   const models = (task) => catalogue.filter((c) => c.kind === "model" && (!task || c.task === task || !c.task));
 
@@ -135,11 +137,25 @@ export function submitFields(form, catalogue, onChange) {
     });
   }
   function write(input, spec) {
+    const dependents = inputs.filter((i) => i.dataset.only && i.dataset.only.startsWith(`${input.dataset.path}=`));
+    const before = dependents.map((i) => hasEffect(i.dataset.only, spec));
     const read = READ[input.dataset.kind];
     const value = read ? read(input, spec) : parse(input.dataset.kind, input.value);
     if (value === null)
       S.unset(spec, input.dataset.path); // an empty field has its default
     else S.set(spec, input.dataset.path, value);
+    dependents.forEach((i, n) => {
+      const has = hasEffect(i.dataset.only, spec);
+      if (has !== before[n]) (has ? restore : putAside)(i.dataset.path, spec);
+    });
+  }
+  function putAside(path, spec) {
+    const value = S.get(spec, path);
+    if (value !== undefined) unused.set(path, value);
+    S.unset(spec, path);
+  }
+  function restore(path, spec) {
+    if (unused.has(path)) S.set(spec, path, unused.get(path));
   }
   /* The field of a problem: its own path, a path inside it, or its section. */
   function fieldOf(path) {

@@ -33,7 +33,7 @@ let touched = Boolean(fork); // an untouched form names what it needs, without c
 let replaced = {}; // values that the chosen preset replaced, by path
 let tried = { text: "", key: "" }; // the last submission, and its idempotency key
 let waiting = []; // inputs of the form that were used before the server had read the YAML
-const fields = submitFields(form, catalogue, (input) => {
+const fields = submitFields(form, catalogue, presets, (input) => {
   touched = true;
   if (input === nameBox) named = true;
   if (isOutdated()) {
@@ -211,6 +211,7 @@ function apply(problem, input) {
   else if (kind === "reward") S.set(spec, "models.reward", { model: { path: value } });
   else if (kind === "prompts") S.set(spec, "data.prompts", value);
   else S.set(spec, problem.path, Number.isFinite(Number(value)) ? Number(value) : value);
+  input.focus(); // its button goes with the error
   fill();
   changed("form");
 }
