@@ -227,9 +227,12 @@ def platform(connected: None, redis_url: str) -> Iterator[Platform]:
 
     from oppo_platform.accounts.models import Membership
     from oppo_platform.cluster.services import create_join_token
+    from oppo_platform.pages import views
     from oppo_platform.projects.services import ensure_first_user
+    from oppo_platform.runs.selectors import MOST_RUNS_A_PAGE
 
     settings.REDIS_URL, before = redis_url, settings.REDIS_URL
+    views.RUNS_A_PAGE, runs_a_page = MOST_RUNS_A_PAGE, views.RUNS_A_PAGE  # all that the tests of a process submit
     web = WebServer()
     web.start()
     first = ensure_first_user("mira", "mira@example.org")
@@ -238,7 +241,7 @@ def platform(connected: None, redis_url: str) -> Iterator[Platform]:
     project = Membership.objects.get(user=first.user).team.projects.get()
     yield Platform(web, fleet, first.user, first.password or "", project)
     web.stop()
-    settings.REDIS_URL = before
+    settings.REDIS_URL, views.RUNS_A_PAGE = before, runs_a_page
 
 
 @pytest.fixture(scope="package")
