@@ -30,12 +30,12 @@ function setOff(off) {
     /* storage may be refused; then they stay on */
   }
 }
-/* Whether the focused element uses the key itself. */
+/* Whether the focused element uses the key itself. One in a closed dialog does not, but has the focus until the next frame. */
 function isTaken(e) {
+  if (document.querySelector("dialog[open]")) return true;
+  if (e.target.closest("dialog")) return false;
   const scrolls = e.key.startsWith("Arrow") && e.target.closest(".table-wrap[tabindex]");
-  return (
-    scrolls || e.target.matches("input, select, textarea, [contenteditable]") || document.querySelector("dialog[open]")
-  );
+  return scrolls || e.target.matches("input, select, textarea, [contenteditable]");
 }
 document.addEventListener("keydown", (e) => {
   if (e.defaultPrevented || e.metaKey || e.ctrlKey || e.altKey || isTaken(e)) return;
@@ -59,7 +59,6 @@ function help() {
   const single = el("input", { type: "checkbox", checked: !areOff(), onchange: (e) => setOff(!e.target.checked) });
   const box = el(
     "dialog",
-    // Removed, so that its checkbox does not keep the focus, and with it the keys, until the next frame.
     { class: "keys", "aria-label": "Keyboard shortcuts", onclose: () => box.remove() },
     el("h2", {}, "Keyboard shortcuts"),
     el("dl", {}, list),
