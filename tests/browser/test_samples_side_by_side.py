@@ -233,7 +233,7 @@ def test_pictures_are_taken_of_every_page(chromium, platform, two_runs, evaluate
     screenshots.shoot(chromium, platform.web.url, platform.login_path(), tmp_path)
     names = {path.name.removesuffix("-dark.png") for path in tmp_path.iterdir()}
     in_docs = {path.name.removesuffix("-dark.png") for path in (ROOT / "docs" / "img").glob("*-dark.png")}
-    assert in_docs == names | {"first-run"}
+    assert in_docs == names - {"logs"} | {"first-run"}  # a log names folders of the machine that took the picture
     assert set(screenshots.addresses([])) == {"first-run", "alerts", "queue"}
 
 
