@@ -166,15 +166,16 @@ function onChange(redraw) {
 
 /* Charts with one cursor and one zoom, which come and go.
      const linked = T.linked(read, zoomed);  linked.add(plot);  linked.remove(plot);  linked.mark(x);  linked.at
-   `add`, called after every drawing, places the cursor, and returns whether the chart is new. `read(x)` is called on every move,
-   and with null on leave; `zoomed(e)` with Plotly's event for the chart that the user zoomed. `at`: where the cursor is, or null. */
+   `add`, called after every drawing, places the cursor, and returns whether the chart is new. `read(x, e)` is called on every
+   move of the pointer with Plotly's event, and with null alone on leave; `zoomed(e)` with Plotly's event for the chart
+   that the user zoomed. `at`: where the cursor is, or null. */
 function linked(read, zoomed) {
   const plots = new Set();
   let busy = false;
   let at = null;
-  function point(x) {
+  function point(x, e) {
     move(x);
-    read(at);
+    read(at, e);
   }
   function move(x) {
     at = x;
@@ -198,8 +199,10 @@ function linked(read, zoomed) {
     mark([plot], at);
     if (plots.has(plot)) return false;
     plots.add(plot);
-    plot.on("plotly_hover", (e) => point(e.points[0].x));
+    // Plotly emits no unhover while a drag covers the plot, and repeats the last hover when it redraws after one that ended elsewhere
+    plot.on("plotly_hover", (e) => plot.matches(":hover") && point(e.points[0].x, e));
     plot.on("plotly_unhover", () => point(null));
+    plot.addEventListener("mouseleave", () => point(null));
     plot.on("plotly_relayout", (e) => zoom(plot, e));
     plot.on("plotly_doubleclick", () => zoomed({ "xaxis.autorange": true })); // Plotly's own goes to the first range drawn
     return true;

@@ -209,10 +209,6 @@ function link() {
   linked ||= T.linked(moved, zoomed);
   names().forEach((name) => {
     if (!linked.add(plot(name))) return;
-    plot(name).on("plotly_hover", (e) => {
-      if (v.many) point(Number(e.points[0].data.meta) || null);
-    });
-    plot(name).on("plotly_unhover", () => point(null));
     plot(name).on("plotly_doubleclick", () => {
       resets += 1;
       choose({ zoom: null }, { again: false });
@@ -229,9 +225,10 @@ function zoomed(e) {
   const close = (a, b) => Math.abs(a - b) < 1e-5 * (zoom[1] - zoom[0]);
   if (!view.zoom || !zoom.every((x, i) => close(x, view.zoom[i]))) choose({ zoom }, { again: false });
 }
-function moved(x) {
+function moved(x, e) {
   cursor = x === null ? null : x * v.axis.size;
   showValues(x);
+  point((e && v.many && Number(e.points[0].data.meta)) || null);
 }
 function showValues(x) {
   Tables.values(v, x);
