@@ -85,12 +85,13 @@ class DeviceMemory:
 class Findings:
     """Errors as the engine would raise them; estimated memory per device (the actor's first) and checkpoint size in bytes.
 
-    `remedy`: the smallest change of settings, by dotted path, that makes the memory fit; None: it fits, or there is none.
+    `longest_prompt`: tokens; 0: no prompts file could be read. `remedy`: the smallest change of settings, by dotted path, that makes the memory fit; None: it fits, or there is none.
     """
 
     errors: list[Exception] = field(default_factory=list)
     memory: list[DeviceMemory] = field(default_factory=list)
     checkpoint: int = 0
+    longest_prompt: int = 0
     remedy: dict[str, Any] | None = None
 
     def check(self, check: Callable[[], Result]) -> Result | None:
@@ -254,8 +255,9 @@ def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findi
                 data.columns,
             )
         )
-        if data is spec.data and prompts:
-            first = prompts[0].tolist()
+        if prompts:
+            findings.longest_prompt = max(findings.longest_prompt, *map(len, prompts))
+            first = prompts[0].tolist() if data is spec.data else first
     return first
 
 

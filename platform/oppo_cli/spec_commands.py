@@ -70,6 +70,9 @@ def _check_deep(spec: RunSpec, roots: list[Path], device_gib: float | None, json
         click.echo(f"{total:32} {mib(device.needed):>14}  of {mib(device.available)} {where}")
     if findings.memory:
         click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
+    if findings.longest_prompt:
+        tokens, limit = f"{findings.longest_prompt} tokens", spec.rollout.max_prompt_tokens
+        click.echo(f"{'longest prompt':32} {tokens:>14}  of {limit} (rollout.max_prompt_tokens)")
     problems = [error_text(error) for error in findings.errors]
     if json_file is not None:
         _write_figures(json_file, deep_figures(findings) | {"problems": problems, "remedy": findings.remedy})
