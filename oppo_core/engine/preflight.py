@@ -85,7 +85,8 @@ class DeviceMemory:
 class Findings:
     """Errors as the engine would raise them; estimated memory per device (the actor's first) and checkpoint size in bytes.
 
-    `longest_prompt`: tokens; 0: no prompts file could be read. `remedy`: the smallest change of settings, by dotted path, that makes the memory fit; None: it fits, or there is none.
+    `longest_prompt`: tokens; 0: no prompts file could be read. `remedy`: the smallest change of settings, by dotted path, that
+    makes the memory fit; None: it fits, or there is none.
     """
 
     errors: list[Exception] = field(default_factory=list)

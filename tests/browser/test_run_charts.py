@@ -172,7 +172,8 @@ def test_headings_show_the_newest_value_of_the_run_also_while_its_start_is_zoome
     fine = "(plot) => new Promise((done) => setInterval(() => plot.data.at(-1).x[1] - plot.data.at(-1).x[0] === 1 && done(), 50))"
     page.locator("#plot-kl").evaluate(fine)
     panel.locator(".js-plotly-plot").evaluate(fine)
-    page.locator("#plot-kl").evaluate("(plot) => plot.emit('plotly_hover', { points: [{ x: 207 }] })")  # as a redraw may repeat it
+    hover = "(plot) => plot.emit('plotly_hover', { points: [{ x: 207 }] })"  # as a redraw may repeat it
+    page.locator("#plot-kl").evaluate(hover)
     expect(page.locator("#at-kl")).to_have_text("20000.00")
     expect(panel.locator(".reading b")).to_have_text("20,000")
 

@@ -29,19 +29,25 @@ class KeptRows(Generic[Row]):
         self._versions = versions
         self._read = read
         self._kept: dict[str, tuple[int, Row]] = {}
+        self._last: tuple[str, dict[int, Row]] | None = None  # the last versions and their rows
         self._since = time.monotonic()
 
     def rows(self, *parameters: object) -> dict[int, Row]:
         """The present rows. `parameters` are those of the SQL."""
         with connection.cursor() as cursor:
             cursor.execute(self._versions, parameters)
-            versions = (cursor.fetchone()[0] or "").split()
+            text: str = cursor.fetchone()[0] or ""
         if time.monotonic() - self._since > READ_ALL_S:
-            self._kept, self._since = {}, time.monotonic()
-        known = self._kept
+            self._kept, self._last, self._since = {}, None, time.monotonic()
+        last, known = self._last, self._kept
+        if last is not None and last[0] == text:
+            return dict(last[1])
+        versions = text.split()
         new = {int(version.partition(":")[0]): version for version in versions if version not in known}
         kept = {version: known[version] for version in versions if version in known}
         if new:
             kept |= {new[row_id]: (row_id, row) for row_id, row in self._read(list(new)).items()}
-        self._kept = kept  # at once: several threads may read
-        return dict(kept.values())
+        rows = dict(kept.values())
+        complete = len(rows) == len(versions)
+        self._kept, self._last = kept, (text, rows) if complete else None  # each at once: several threads may read
+        return dict(rows)

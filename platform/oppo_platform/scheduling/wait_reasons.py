@@ -37,7 +37,9 @@ def stored_reasons() -> KeptRows[StoredReason]:
 
 def _read_stored(run_ids: Sequence[int]) -> dict[int, StoredReason]:
     rows = WaitingReason.objects.filter(run_id__in=run_ids).values_list("run_id", *StoredReason._fields)
-    return {run_id: StoredReason(*stored) for run_id, *stored in rows}
+    equal: dict[StoredReason, StoredReason] = {}  # few differ, and equal ones are compared once (`store_reasons`)
+    stored = ((run_id, StoredReason(*values)) for run_id, *values in rows)
+    return {run_id: equal.setdefault(reason, reason) for run_id, reason in stored}
 
 
 def store_reasons(decisions: Decisions, now: datetime, kept: KeptRows[StoredReason] | None = None) -> int:
@@ -45,13 +47,19 @@ def store_reasons(decisions: Decisions, now: datetime, kept: KeptRows[StoredReas
     known = (kept or stored_reasons()).rows()
     written: list[WaitingReason] = []
     messages: dict[int, str] = {}
+    unchanged: dict[tuple[int, int], StoredReason] = {}  # by identity of both, which thousands of runs share
     for run_id, reason in decisions.reasons.items():
         old = known.pop(run_id, None)
+        pair = id(old), id(reason)
+        if pair in unchanged:
+            continue
         # A run that waits after a failure keeps that message; the page shows both.
         if (old is None or old.text != reason.text) and reason.code != "backoff":
             messages[run_id] = reason.text
         if old is None or _differs(old, reason, now):
             written.append(_row(run_id, reason, now))
+        else:
+            unchanged[pair] = old
     WaitingReason.objects.filter(run_id__in=list(known)).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
     update_waiting_reasons(messages)

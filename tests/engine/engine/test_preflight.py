@@ -396,7 +396,7 @@ def test_the_command_prints_the_arithmetic_or_every_complaint(world: Any, tmp_pa
     )
     good = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "good.yaml")
     assert good.returncode == 0, good.stderr
-    for words in ("actor: weights", "rows ×", "total memory", "checkpoint", "longest prompt", "of 12 (rollout.max_prompt_tokens)"):
+    for words in ("actor: weights", "rows ×", "total memory", "checkpoint", "of 12 (rollout.max_prompt_tokens)"):
         assert words in good.stdout
     bad = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "bad.yaml")
     assert bad.returncode != 0

@@ -35,7 +35,7 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
         if len(state.blocked) >= checked:
             checked *= 2
             if nothing_starts(queue.later, state):
-                state.rest = list(queue.rest())
+                state.rest = queue.rest()
                 break
     last = sorted(
         (run for run in snapshot.waiting if run.run_id in infeasible), key=lambda run: (run.team_id, place_in_team(run))

@@ -70,8 +70,9 @@ class PlanState:
     # Blocked run → its possible victims after their protected time; and the ids of all of these.
     protected_victims: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
-    team_of: dict[int, int] = field(init=False)  # waiting runs
+    team_of: dict[int, int] = field(default_factory=dict)  # runs with a reservation
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
+    _held: dict[int, Counter[int]] = field(default_factory=dict)  # devices of each running run by pool
     _stoppable: dict[tuple[int, bool], tuple[tuple[int, int], dict[int, list[RunningRun]]]] = field(default_factory=dict)
     _ranks: dict[tuple[int, Demand], Ranked] = field(default_factory=dict)  # by team and demand
 
@@ -79,9 +80,9 @@ class PlanState:
         self.cluster = ClusterDevices(self.snapshot, self.now)
         self.ledger = Ledger(self.snapshot)
         self.shares = Shares(self.snapshot, self.now)
-        self.team_of = {run.run_id: run.team_id for run in self.snapshot.waiting}
         for run in sorted(self.snapshot.running, key=lambda r: r.run_id):
-            for pool_id in self.ledger.devices_by_pool(run.devices):
+            held = self._held[run.run_id] = self.ledger.devices_by_pool(run.devices)
+            for pool_id in held:
                 self._running.setdefault(pool_id, []).append(run)
 
     def team_name(self, team_id: int) -> str:
@@ -91,6 +92,10 @@ class PlanState:
     def running(self, pool_id: int) -> list[RunningRun]:
         """The runs that hold devices of the pool, by id."""
         return self._running.get(pool_id, [])
+
+    def held(self, run: RunningRun, pool_id: int) -> int:
+        """The number of its devices in the pool."""
+        return self._held[run.run_id][pool_id]
 
     def stoppable(self, pool_id: int, later: bool) -> dict[int, list[RunningRun]]:
         """By team, the runs that hold devices of the pool and may be preempted: now, or also after their protected time.
@@ -156,6 +161,7 @@ class PlanState:
         self.cluster.reserve_devices(reservation, self.end(run, start))
         self.ledger.promise((run.team_id, place.pool_id), run.devices, start)
         self.reservations.append(reservation)
+        self.team_of[run.run_id] = run.team_id
 
     def reserved_before(self, run: WaitingRun) -> frozenset[int]:
         """Its devices in the last plan's reservation."""
@@ -169,7 +175,7 @@ class PlanState:
         if limit is None or held + run.devices <= limit:
             return self.now
         own = (other for other in self.running(pool_id) if other.team_id == run.team_id)
-        for end, devices in sorted((self.cluster.end(o), self.ledger.devices_by_pool(o.devices)[pool_id]) for o in own):
+        for end, devices in sorted((self.cluster.end(other), self.held(other, pool_id)) for other in own):
             held -= devices
             if held + run.devices <= limit:
                 return end

@@ -99,7 +99,7 @@ class VictimSearch:
 
     def _devices(self, other: RunningRun) -> int:
         """Its devices in the pool."""
-        return self.state.ledger.devices_by_pool(other.devices)[self.place.pool_id]
+        return self.state.held(other, self.place.pool_id)
 
     def _cause(self, other: RunningRun, reclaimable: bool) -> Cause | None:
         term = other.backfill
@@ -222,8 +222,8 @@ class VictimSearch:
         """Devices of the preemptible runs of the team, protected or not, that stay and have a lower priority than a victim."""
         chosen = {v.run.run_id: v.run.priority for v in victims if v.run.team_id == team_id}
         others = self.state.stoppable(self.place.pool_id, later=True).get(team_id, ())
-        lower = (o for o in others if o.run_id not in chosen and o.priority < max(chosen.values()))
-        return sum(map(self._devices, lower))
+        highest = max(chosen.values())
+        return sum(self._devices(o) for o in others if o.priority < highest and o.run_id not in chosen)
 
     def _own_devices(self, victims: Sequence[Victim]) -> int:
         """Devices of the run's own team."""

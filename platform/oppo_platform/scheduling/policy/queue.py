@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from operator import itemgetter
 
 from oppo_platform.scheduling.policy.fair_share import Shares
 from oppo_platform.scheduling.policy.quota import Tier
@@ -38,17 +39,15 @@ class Queue:
         self._teams: dict[int, list[WaitingRun]] = {}
         for run in sorted(runs, key=lambda r: (not self._cleared.get(r.run_id), place_in_team(r)), reverse=True):
             self._teams.setdefault(run.team_id, []).append(run)
-        self._heap: list[Turn] = []
-        self._team: list[WaitingRun] = []  # the later runs of the current run's team
         self._deferred: Tier | None = None
 
     def turns(self) -> Iterator[tuple[WaitingRun, Tier]]:
         """Yield the runs with the tier of their turn; the caller applies each decision before the next item."""
-        heap = self._heap = [self._turn(waiting[-1]) for waiting in self._teams.values()]
+        heap = [self._turn(waiting[-1]) for waiting in self._teams.values()]
         heapq.heapify(heap)
         while heap:
             _, tier, *_, team_id = heapq.heappop(heap)
-            waiting = self._team = self._teams[team_id]
+            waiting = self._teams[team_id]
             run = waiting.pop()
             yield run, tier
             if self._deferred is not None:
@@ -62,23 +61,20 @@ class Queue:
         """The runs that have not had their last turn, without the current one, team by team."""
         return chain.from_iterable(self._teams.values())
 
-    def rest(self) -> Iterator[WaitingRun]:
-        """Yield `later` in the order of their last turns, which is known once no decision changes quotas and shares."""
-        heap = self._heap
-        if self._team:
-            heapq.heappush(heap, self._turn(self._team[-1]))
-        while heap:
-            tier, team_id = heap[0][1], heap[0][-1]
-            waiting = self._teams[team_id]
-            last = self._tiers_of(waiting[-1])[-1]
-            if last > tier:
-                heapq.heapreplace(heap, self._turn(waiting[-1], last))
-                continue
-            yield waiting.pop()
-            if waiting:
-                heapq.heapreplace(heap, self._turn(waiting[-1]))
-            else:
-                heapq.heappop(heap)
+    def rest(self) -> list[WaitingRun]:
+        """`later` in the order of their last turns, which is known once no decision changes quotas and shares.
+
+        A run goes after those before it in its team, hence with the latest of their turns and its own.
+        """
+        turns: list[tuple[Turn, WaitingRun]] = []
+        for waiting in self._teams.values():
+            latest: Turn | None = None
+            for run in reversed(waiting):
+                turn = self._turn(run, self._tiers_of(run)[-1])
+                latest = turn if latest is None else max(latest, turn)
+                turns.append((latest, run))
+        turns.sort(key=itemgetter(0))
+        return [run for _, run in turns]
 
     def defer(self, run: WaitingRun, tier: Tier) -> bool:
         """Give the current run another turn in its next tier; False if there is none."""
