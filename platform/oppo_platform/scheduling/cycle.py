@@ -22,7 +22,7 @@ from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.liveness import credit_downtime, fence_absent, fence_expired, release_unclaimed
 from oppo_platform.scheduling.policy import Decisions, WaitingRun, plan
 from oppo_platform.scheduling.usage import settle
-from oppo_platform.scheduling.wait_reasons import StoredReason, store_order, store_reasons, store_reservations, stored_reasons
+from oppo_platform.scheduling.wait_reasons import StoredReason, store_beat, store_reasons, store_reservations, stored_reasons
 
 LOCK_KEY = 0x4F50504F  # "OPPO"
 
@@ -58,7 +58,7 @@ def run_cycle(kept: Kept | None = None) -> CycleResult | None:
         if not _try_lock():
             return None
         now = clock.now()
-        credit_downtime(now)
+        last = credit_downtime(now)
         fenced = fence_expired(now) + release_unclaimed(now) + fence_absent(now)
         pause_overtime(now)
         settle(now)
@@ -67,7 +67,7 @@ def run_cycle(kept: Kept | None = None) -> CycleResult | None:
         preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
         store_reasons(decisions, now, kept.reasons)
         store_reservations(decisions)
-        store_order(decisions)
+        store_beat(decisions, last, now)
     return CycleResult(decisions, placed, preempted, fenced, sent=send_due())
 
 

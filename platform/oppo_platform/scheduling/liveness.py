@@ -24,8 +24,8 @@ SILENT = "The worker on node {} sent no heartbeat until the lease expired"
 FELL_SILENT = "Node {} stopped sending heartbeats before the run started"
 
 
-def credit_downtime(now: datetime) -> None:
-    """Extend all deadlines by the time without a scheduler, in which leases may not have been renewable."""
+def credit_downtime(now: datetime) -> SchedulerBeat:
+    """Extend all deadlines by the time since the last cycle, which is returned, if leases may not have been renewable in it."""
     beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
     gap = now - beat.last_cycle_at
     if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):
@@ -33,7 +33,7 @@ def credit_downtime(now: datetime) -> None:
         live.update(lease_expires_at=F("lease_expires_at") + gap, rendezvous_by=F("rendezvous_by") + gap)
         Launch.objects.filter(state=LaunchState.CLAIMED).update(lease_expires_at=F("lease_expires_at") + gap)
         log.info("leases credited", gap_s=round(gap.total_seconds(), 1))
-    SchedulerBeat.objects.filter(pk=1).update(last_cycle_at=now)
+    return beat
 
 
 def fence_expired(now: datetime) -> int:

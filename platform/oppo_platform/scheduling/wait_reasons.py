@@ -66,10 +66,11 @@ def store_reasons(decisions: Decisions, now: datetime, kept: KeptRows[StoredReas
     return len(written)
 
 
-def store_order(decisions: Decisions) -> None:
-    """Store the expected order of starts of the waiting runs."""
+def store_beat(decisions: Decisions, last: SchedulerBeat, now: datetime) -> None:
+    """Store the time of the cycle and the expected order of starts, if it differs from the last one: thousands of ids."""
     order = list(decisions.order)
-    SchedulerBeat.objects.filter(pk=1).exclude(order=order).update(order=order)
+    changed = {} if order == last.order else {"order": order}
+    SchedulerBeat.objects.filter(pk=last.pk).update(last_cycle_at=now, **changed)
 
 
 def store_reservations(decisions: Decisions) -> None:

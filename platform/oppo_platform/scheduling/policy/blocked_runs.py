@@ -44,7 +44,7 @@ def preempt_for(run: WaitingRun, demand: Demand, state: PlanState) -> bool:
 
 def _note_protected_victims(run: WaitingRun, demand: Demand, state: PlanState) -> None:
     """Store the runs that may be preempted for this run once their protected time has passed, for its reason."""
-    if all(state.protected_until(other) <= state.now for place in demand.places for other in state.running(place.pool_id)):
+    if all(state.protected_until(other) <= state.now for place in demand.places for other, _ in state.running(place.pool_id)):
         return
     later = find_victims(run, demand, state, later=True)
     victims = () if later is None else tuple(victim.run for victim in later.victims)

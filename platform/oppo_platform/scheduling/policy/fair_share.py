@@ -40,15 +40,15 @@ class Shares:
         for run in sorted(snapshot.running, key=lambda r: r.run_id):
             devices = sum(len(ids) for ids in run.devices.values())
             since = max(run.started_at, settled.get(run.team_id, run.started_at))
-            self._choose_until(run.team_id, accrued(devices, now - since, half_life_s))
-            self._choose_until(run.team_id, devices * max(0.0, self._settings.submit_penalty_s - (now - run.started_at)))
+            self._add(run.team_id, accrued(devices, now - since, half_life_s))
+            self._add(run.team_id, devices * max(0.0, self._settings.submit_penalty_s - (now - run.started_at)))
 
-    def _choose_until(self, team_id: int, gpu_s: float) -> None:
+    def _add(self, team_id: int, gpu_s: float) -> None:
         self.usage[team_id] = self.usage.get(team_id, 0.0) + gpu_s
 
     def charge(self, team_id: int, devices: int) -> None:
         """Charge a placed run in advance."""
-        self._choose_until(team_id, devices * self._settings.submit_penalty_s)
+        self._add(team_id, devices * self._settings.submit_penalty_s)
 
     def weight(self, team_id: int) -> float:
         """The team's weight; 1 for a team that is not in the snapshot."""

@@ -19,6 +19,8 @@ from oppo_platform.scheduling.policy.snapshot import (
     WaitingRun,
 )
 
+Holder = tuple[RunningRun, int]  # with the number of its devices in a pool
+
 
 @dataclass(slots=True)
 class Blocked:
@@ -71,9 +73,8 @@ class PlanState:
     protected_victims: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     team_of: dict[int, int] = field(default_factory=dict)  # runs with a reservation
-    _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
-    _held: dict[int, Counter[int]] = field(default_factory=dict)  # devices of each running run by pool
-    _stoppable: dict[tuple[int, bool], tuple[tuple[int, int], dict[int, list[RunningRun]]]] = field(default_factory=dict)
+    _running: dict[int, list[Holder]] = field(default_factory=dict)  # by pool
+    _stoppable: dict[tuple[int, bool], tuple[tuple[int, int], dict[int, list[Holder]]]] = field(default_factory=dict)
     _ranks: dict[tuple[int, Demand], Ranked] = field(default_factory=dict)  # by team and demand
 
     def __post_init__(self) -> None:
@@ -81,23 +82,18 @@ class PlanState:
         self.ledger = Ledger(self.snapshot)
         self.shares = Shares(self.snapshot, self.now)
         for run in sorted(self.snapshot.running, key=lambda r: r.run_id):
-            held = self._held[run.run_id] = self.ledger.devices_by_pool(run.devices)
-            for pool_id in held:
-                self._running.setdefault(pool_id, []).append(run)
+            for pool_id, held in self.ledger.devices_by_pool(run.devices).items():
+                self._running.setdefault(pool_id, []).append((run, held))
 
     def team_name(self, team_id: int) -> str:
         """The team's name, or its id."""
         return next((team.name for team in self.snapshot.teams if team.team_id == team_id), str(team_id))
 
-    def running(self, pool_id: int) -> list[RunningRun]:
+    def running(self, pool_id: int) -> list[Holder]:
         """The runs that hold devices of the pool, by id."""
         return self._running.get(pool_id, [])
 
-    def held(self, run: RunningRun, pool_id: int) -> int:
-        """The number of its devices in the pool."""
-        return self._held[run.run_id][pool_id]
-
-    def stoppable(self, pool_id: int, later: bool) -> dict[int, list[RunningRun]]:
+    def stoppable(self, pool_id: int, later: bool) -> dict[int, list[Holder]]:
         """By team, the runs that hold devices of the pool and may be preempted: now, or also after their protected time.
 
         In the order of their ids; computed again once a run was preempted or is awaited.
@@ -105,10 +101,11 @@ class PlanState:
         key, version = (pool_id, later), (len(self.leaving), len(self.awaited))
         known = self._stoppable.get(key)
         if known is None or known[0] != version:
-            by_team: dict[int, list[RunningRun]] = {}
+            by_team: dict[int, list[Holder]] = {}
             may_stop = self.may_stop_later if later else self.may_stop
-            for run in filter(may_stop, self.running(pool_id)):
-                by_team.setdefault(run.team_id, []).append(run)
+            for run, held in self.running(pool_id):
+                if may_stop(run):
+                    by_team.setdefault(run.team_id, []).append((run, held))
             known = self._stoppable[key] = version, by_team
         return known[1]
 
@@ -174,8 +171,8 @@ class PlanState:
         limit, held = self.ledger.limit(account), self.ledger.used[account] + self.ledger.promised[account]
         if limit is None or held + run.devices <= limit:
             return self.now
-        own = (other for other in self.running(pool_id) if other.team_id == run.team_id)
-        for end, devices in sorted((self.cluster.end(other), self.held(other, pool_id)) for other in own):
+        ends = [(self.cluster.end(other), devices) for other, devices in self.running(pool_id) if other.team_id == run.team_id]
+        for end, devices in sorted(ends):
             held -= devices
             if held + run.devices <= limit:
                 return end

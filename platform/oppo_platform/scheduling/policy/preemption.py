@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from oppo_platform.scheduling.policy.placement import Demand, NodeDevices, Place, Selection, select_devices
-from oppo_platform.scheduling.policy.plan_state import PlanState
+from oppo_platform.scheduling.policy.plan_state import Holder, PlanState
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode, RunningRun, WaitingRun
 
@@ -82,24 +82,19 @@ class VictimSearch:
         self.owed = state.ledger.over_by(self.account, run.devices)
         self.candidates = self._candidates(state.stoppable(place.pool_id, later))
 
-    def _candidates(self, by_team: Mapping[int, Sequence[RunningRun]]) -> list[Victim]:
+    def _candidates(self, by_team: Mapping[int, Sequence[Holder]]) -> list[Victim]:
         """In the order of their ids."""
-        lower = [other for other in by_team.get(self.run.team_id, ()) if other.priority < self.run.priority]
-        own = sum(self._devices(other) for other in lower)
+        own = sum(held for other, held in by_team.get(self.run.team_id, ()) if other.priority < self.run.priority)
         victims = []
         for team_id, others in by_team.items():
             # Upper bound: as if all runs of the team with a lower priority were stopped. `_allowed` checks the chosen set.
             reclaimable = self.may_reclaim(team_id, 0, 0, own)
             victims += [
-                Victim(other, cause, self._freed_devices(other), self._devices(other))
-                for other in others
+                Victim(other, cause, self._freed_devices(other), held)
+                for other, held in others
                 if (cause := self._cause(other, reclaimable)) is not None
             ]
         return sorted(victims, key=lambda victim: victim.run.run_id)
-
-    def _devices(self, other: RunningRun) -> int:
-        """Its devices in the pool."""
-        return self.state.held(other, self.place.pool_id)
 
     def _cause(self, other: RunningRun, reclaimable: bool) -> Cause | None:
         term = other.backfill
@@ -193,11 +188,12 @@ class VictimSearch:
 
         missing = required - sum(map(gain, chosen))
         while missing > 0:
-            left = [v for v in usable if v not in chosen and self._allowed([*chosen, v])]
-            if not left:
+            left = [v for v in usable if v not in chosen]
+            enough = sorted((v for v in left if gain(v) >= missing), key=lambda v: (v.cause, v.size, *self._victim_order(v)))
+            others = sorted((v for v in left if gain(v) < missing), key=lambda v: (v.cause, -gain(v), *self._victim_order(v)))
+            best = next((v for v in (*enough, *others) if self._allowed([*chosen, v])), None)
+            if best is None:
                 return False
-            enough = [v for v in left if gain(v) >= missing]
-            best = min(enough or left, key=lambda v: (v.cause, v.size if enough else -gain(v), *self._victim_order(v)))
             chosen.append(best)
             missing -= gain(best)
         return True
@@ -223,7 +219,7 @@ class VictimSearch:
         chosen = {v.run.run_id: v.run.priority for v in victims if v.run.team_id == team_id}
         others = self.state.stoppable(self.place.pool_id, later=True).get(team_id, ())
         highest = max(chosen.values())
-        return sum(self._devices(o) for o in others if o.priority < highest and o.run_id not in chosen)
+        return sum(held for other, held in others if other.priority < highest and other.run_id not in chosen)
 
     def _own_devices(self, victims: Sequence[Victim]) -> int:
         """Devices of the run's own team."""

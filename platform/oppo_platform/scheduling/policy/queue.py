@@ -19,7 +19,8 @@ from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.snapshot import Reservation, WaitingRun
 
 TiersOf = Callable[[WaitingRun], list[Tier]]
-Turn = tuple[bool, Tier, bool, float, float, int, int]  # not cleared, tier, not reserved, share, submitted at, run id, team id
+Turn = tuple[bool, int, bool, float, float, int, int]  # not cleared, tier, not reserved, share, submitted at, run id, team id
+FIRST_TURN: Turn = (False, 0, False, 0.0, 0.0, 0, 0)  # before any run's
 
 
 def place_in_team(run: WaitingRun) -> tuple[int, float, int]:
@@ -37,13 +38,14 @@ class Queue:
         self._tiers_of, self._shares = tiers_of, shares
         self._cleared = {reservation.run_id: reservation.cleared for reservation in reservations}
         self._teams: dict[int, list[WaitingRun]] = {}
-        for run in sorted(runs, key=lambda r: (not self._cleared.get(r.run_id), place_in_team(r)), reverse=True):
+        last_first = sorted(runs, key=place_in_team, reverse=True)
+        for run in sorted(last_first, key=lambda r: self._cleared.get(r.run_id, False)) if self._cleared else last_first:
             self._teams.setdefault(run.team_id, []).append(run)
         self._deferred: Tier | None = None
 
     def turns(self) -> Iterator[tuple[WaitingRun, Tier]]:
         """Yield the runs with the tier of their turn; the caller applies each decision before the next item."""
-        heap = [self._turn(waiting[-1]) for waiting in self._teams.values()]
+        heap = [self._next_turn(waiting[-1]) for waiting in self._teams.values()]
         heapq.heapify(heap)
         while heap:
             _, tier, *_, team_id = heapq.heappop(heap)
@@ -53,7 +55,7 @@ class Queue:
             if self._deferred is not None:
                 waiting.append(run)
             if waiting:
-                heapq.heappush(heap, self._turn(waiting[-1], self._deferred))
+                heapq.heappush(heap, self._next_turn(waiting[-1], self._deferred))
             self._deferred = None
 
     @property
@@ -67,11 +69,10 @@ class Queue:
         A run goes after those before it in its team, hence with the latest of their turns and its own.
         """
         turns: list[tuple[Turn, WaitingRun]] = []
-        for waiting in self._teams.values():
-            latest: Turn | None = None
+        for team_id, waiting in self._teams.items():
+            share, latest = self._shares.share(team_id), FIRST_TURN
             for run in reversed(waiting):
-                turn = self._turn(run, self._tiers_of(run)[-1])
-                latest = turn if latest is None else max(latest, turn)
+                latest = max(latest, self._turn(run, self._tiers_of(run)[-1], share))
                 turns.append((latest, run))
         turns.sort(key=itemgetter(0))
         return [run for _, run in turns]
@@ -81,7 +82,9 @@ class Queue:
         self._deferred = next((later for later in self._tiers_of(run) if later > tier), None)
         return self._deferred is not None
 
-    def _turn(self, run: WaitingRun, tier: Tier | None = None) -> Turn:
-        first = self._tiers_of(run)[0] if tier is None else tier
-        cleared, reserved = self._cleared.get(run.run_id, False), run.run_id in self._cleared
-        return not cleared, first, not reserved, self._shares.share(run.team_id), run.submitted_at, run.run_id, run.team_id
+    def _next_turn(self, run: WaitingRun, tier: Tier | None = None) -> Turn:
+        return self._turn(run, self._tiers_of(run)[0] if tier is None else tier, self._shares.share(run.team_id))
+
+    def _turn(self, run: WaitingRun, tier: Tier, share: float) -> Turn:
+        cleared = self._cleared.get(run.run_id)  # None: nothing is reserved for it
+        return not cleared, tier, cleared is None, share, run.submitted_at, run.run_id, run.team_id
