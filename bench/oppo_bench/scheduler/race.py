@@ -136,9 +136,9 @@ def _cycles(slurm: Slurm, repetitions: int, chance: random.Random) -> list[Resul
     for _ in range(repetitions):
         with slurm.suspended():
             end_some(chance)
-            start = time.perf_counter()
-            run_cycle(kept)
-            ours.append(1e3 * (time.perf_counter() - start))
+            result = run_cycle(kept)
+            assert result is not None, "another scheduler runs on this database"
+            ours.append(1e3 * result.took_s)
             begin_all(chance)
         slurm.reset_cycles()
         running = slurm.running()

@@ -9,6 +9,7 @@ because claiming is a compare-and-set and every heartbeat repeats unclaimed orde
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from django.db import connection, transaction
@@ -29,12 +30,13 @@ LOCK_KEY = 0x4F50504F  # "OPPO"
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """Decisions of a cycle, and what was applied."""
+    """Decisions of a cycle, and what was applied. `took_s`: seconds until that was committed."""
 
     decisions: Decisions
     placed: int
     preempted: int
     fenced: int
+    took_s: float
     sent: int
 
     def counts(self) -> dict[str, int]:
@@ -53,7 +55,7 @@ class Kept:
 
 def run_cycle(kept: Kept | None = None) -> CycleResult | None:
     """One cycle; None if another scheduler's cycle is running. `kept`: of the process's earlier cycles."""
-    kept = kept or Kept()
+    kept, started = kept or Kept(), time.monotonic()
     with transaction.atomic():
         if not _try_lock():
             return None
@@ -68,7 +70,8 @@ def run_cycle(kept: Kept | None = None) -> CycleResult | None:
         store_reasons(decisions, now, kept.reasons)
         store_reservations(decisions)
         store_beat(decisions, last, now)
-    return CycleResult(decisions, placed, preempted, fenced, sent=send_due())
+    took_s = time.monotonic() - started
+    return CycleResult(decisions, placed, preempted, fenced, took_s, sent=send_due())
 
 
 def _try_lock() -> bool:

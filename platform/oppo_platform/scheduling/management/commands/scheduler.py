@@ -34,7 +34,7 @@ class Command(BaseCommand):
             try:
                 result = run_cycle(kept)
                 if result is not None and (result.placed or result.preempted or result.fenced):
-                    log.info("cycle", **result.counts())
+                    log.info("cycle", **result.counts(), took_s=round(result.took_s, 3))
                 listener.wait(LONGEST_WAIT_S)
             except (DatabaseError, psycopg.Error) as error:
                 # The database restarts or is unreachable: all state is in it, so retry.
