@@ -129,19 +129,19 @@ def ready_servers(stack: Stack) -> bool:
     return sum("oppo_contract.prefork" in line and "ready" in line for line in lines) == 2
 
 
-def processor_s(stack: Stack) -> dict[str, float]:
-    """Processor seconds used so far by web, scheduler, workers with all their processes, database and broker."""
+def processor_s(parts: Mapping[int, str]) -> dict[str, float]:
+    """Processor seconds used so far by this process's children with all of theirs.
+
+    `parts`: the name under which a child counts, by its process id; others count as `servers`.
+    """
     import psutil
 
-    used = {"web": 0.0, "scheduler": 0.0, "workers": 0.0, "servers": 0.0}
-    parts = {child.process.pid: child.name for child in stack.children if child.process is not None}
+    used = dict.fromkeys([*parts.values(), "servers"], 0.0)
     for child in psutil.Process().children():
-        part = parts.get(child.pid, "servers")
-        part = part if part in used else "workers"
         for process in [child, *child.children(recursive=True)]:
             try:
                 times = process.cpu_times()
             except psutil.Error:  # the process has just ended
                 continue
-            used[part] += times.user + times.system + times.children_user + times.children_system
+            used[parts.get(child.pid, "servers")] += times.user + times.system + times.children_user + times.children_system
     return used

@@ -61,3 +61,4 @@ def test_the_apis(tmp_path: Path) -> None:
     assert all(figures[f"{name}_ms/p95"]["median"] >= figures[f"{name}_ms"]["median"] > 0 for name in timed)
     assert figures["requests_per_s"]["n"] == 5
     assert figures["requests_per_s"]["min"] > 1
+    assert all(figures[f"request_cpu_ms/{part}"]["median"] > 0.2 for part in ("web", "servers", "clients"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oppo_bench.api.load import RUNS, Dataset, dataset
+from oppo_bench.platform_stack import processor_s
 from oppo_bench.report import write_results
 from oppo_bench.scheduler.command import bench_servers, other_programs
 from oppo_bench.tables import show
@@ -48,7 +49,7 @@ def api(json_file: Path | None, quick: bool, peers: bool) -> None:
         "runs": RUNS // scale, "clients": CLIENTS, "repetitions": repetitions, "windows": WINDOWS, "window_s": window_s,
     }  # fmt: skip
     results: list[Result] = []
-    with bench_servers(), bench_web() as (base_url, _):
+    with bench_servers(), bench_web() as (base_url, web):
         click.echo(f"{RUNS // scale:,} runs …", err=True)
         owner = load.create_tenant()
         there = dataset(owner, scale)
@@ -62,7 +63,7 @@ def api(json_file: Path | None, quick: bool, peers: bool) -> None:
         write_results("api", before, settings, results, json_file)
         if not peers:
             click.echo(f"{CLIENTS} clients …", err=True)
-            results += concurrent_load(base_url, owner.token, calls, window_s)
+            results += concurrent_load(base_url, web, owner.token, calls, window_s)
             write_results("api", before, settings, results, json_file)
     show("API", results)
     for when, machine in {"before": before, "after": other_programs()}.items():
@@ -129,17 +130,23 @@ def sequential_latency(client: httpx.Client, calls: dict[str, Call], repetitions
     ]
 
 
-def concurrent_load(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
-    """Requests per second of several clients at once by window, and the duration of their requests."""
+def concurrent_load(base_url: str, web: int, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
+    """Requests per second of several clients at once by window, the duration of their requests, and processor time of each.
+
+    `web`: the web process's id.
+    """
     from oppo_bench.document import Result
 
-    rates, taken = [], list[float]()
+    rates, taken, used, own = [], list[float](), processor_s({web: "web"}), time.process_time()
     for _ in range(WINDOWS):
         window = _window(base_url, token, calls, window_s)
         rates.append(len(window) / window_s)
         taken += window
+    spent = {part: seconds - used[part] for part, seconds in processor_s({web: "web"}).items()}
+    spent["clients"] = time.process_time() - own
     return [
         Result.of("requests_per_s", "1/s", rates),
+        *(Result.of(f"request_cpu_ms/{part}", "ms", [1e3 * seconds / len(taken)]) for part, seconds in spent.items()),
         Result.tail("together_ms/p95", "ms", taken),
         Result.of("together_ms", "ms", taken),
     ]

@@ -33,9 +33,11 @@ def attempts_per_second(count: int) -> list[Result]:
 
     engine = shlex.join([sys.executable, "-I", "-S", stub_engine.__file__])
     with running_platform(WORKERS, {"OPPO_ENGINE_COMMAND": engine}) as running:
-        began, used = time.monotonic(), processor_s(running.stack)
+        named = [(child.process.pid, child.name) for child in running.stack.children if child.process is not None]
+        parts = {pid: name if name in ("web", "scheduler") else "workers" for pid, name in named}
+        began, used = time.monotonic(), processor_s(parts)
         runs = _serve(running, count)
-        served_s, used_after = time.monotonic() - began, processor_s(running.stack)
+        served_s, used_after = time.monotonic() - began, processor_s(parts)
         starts = _starts(running.stack.home.path)
     lost, doubled = _lost(runs), _doubled(runs, starts)
     return [

@@ -83,7 +83,9 @@ def decayed_usage(now: datetime) -> dict[int, float]:
     used: dict[int, float] = defaultdict(float)
     for team_id, seconds, at in Usage.objects.values_list("team_id", "device_seconds", "at"):
         used[team_id] += decayed(seconds, (now - at).total_seconds(), half_life)
-    unsettled = Allocation.objects.filter(settled=False).values_list("attempt__run__project__team_id", "created_at", "released_at")
+    unsettled = Allocation.objects.filter(settled=False).values_list(
+        "attempt__run__project__team_id", "created_at", "released_at"
+    )
     for team_id, start, end, devices in unsettled.annotate(devices=Count("pk")).order_by():  # a run's devices are equal
         used[team_id] += devices * decayed_seconds(start, end or now, now, half_life)
     return dict(used)
