@@ -78,27 +78,34 @@ def simulate(
         raise Refusal("--batch-size and --device-count change a recorded run: add --from-run or --from-events.")
     if list_devices:
         _list_devices()
-    elif paper:
-        from oppo_cli.simulate_paper import paper_report
-
-        _write(json_file, paper_report(steps))
-    elif scale:
-        from oppo_cli.simulate_scale import scale_report
-
-        _write(json_file, scale_report(steps))
+    elif paper or scale:
+        _write(json_file, _study(paper, steps))
     elif recorded:
         from oppo_cli.simulate_events import Questions
 
         questions = Questions(overcommits, batch_sizes, device_counts, target_steps, staleness_cost)
         _write(json_file, _replay(events_file, run_id, spec_file, steps or MOST_REPLAYED, questions))
     else:
-        if spec_file is None or devices_name is None:
-            raise Refusal(
-                "Give a spec and --devices, or --from-run, --from-events, --paper, --scale or --list; see `oppo simulate --help`."
-            )
-        spec = read_spec(spec_file)
+        spec, devices = _given(spec_file, devices_name)
         target = (target_steps or spec.steps, staleness_cost)
-        _write(json_file, _plan(spec, _load_devices(devices_name), steps or STEPS, target, overcommits))
+        _write(json_file, _plan(spec, devices, steps or STEPS, target, overcommits))
+
+
+def _study(paper: bool, steps: int | None) -> dict[str, Any]:
+    """The placements of the paper, or four sharded 7B models."""
+    from oppo_cli.simulate_paper import paper_report
+    from oppo_cli.simulate_scale import scale_report
+
+    return paper_report(steps) if paper else scale_report(steps)
+
+
+def _given(spec_file: Path | None, devices_name: str | None) -> tuple[RunSpec, Devices]:
+    """The spec and the virtual devices. Raises Refusal."""
+    if spec_file is None or devices_name is None:
+        raise Refusal(
+            "Give a spec and --devices, or --from-run, --from-events, --paper, --scale or --list; see `oppo simulate --help`."
+        )
+    return read_spec(spec_file), _load_devices(devices_name)
 
 
 def _replay(file: Path | None, run_id: int | None, spec_file: Path | None, steps: int, questions: Questions) -> dict[str, Any]:

@@ -79,20 +79,11 @@ def restore(
     Raises:
         BackupRefused: the request is refused. BackupError: the restore failed. The old database is unchanged in both cases.
     """
-    check_complete(archive)
-    check_migrations(archive.manifest)
-    included = keys.parse_keys(archive.read(keys.MEMBER)) if archive.manifest["keys"].get("included") else None
-    tool = _find_pg_restore(archive.manifest, server)
-    server.check_rights()
-    server.check_unused()
-    check_runs(server, replace)
+    included, tool = _check(archive, server, replace)
     done, listed = Restored(), json.loads(archive.read(CHECKPOINTS))
     made_at = datetime.fromisoformat(archive.manifest["made_at"])
     stamp = server.stamp_at(datetime.now(UTC))
-    if roots := checkpoint_files.former_roots(listed):
-        left = sum("members" not in entry for entry in listed)
-        report(f"Its checkpoints were in {', '.join(roots)}; here they belong in {settings.OPPO_ARTIFACT_ROOT}.")
-        report(f"Files of {left} are not in the backup: copy that folder's `runs` there. Runs whose files are missing are held.")
+    _report_former_roots(listed, report)
     with server.fresh() as name:
         _fill(archive, server.url_of(name), tool, report)
         try:
@@ -110,6 +101,26 @@ def restore(
         done.kept = server.swap(name, stamp)
     _restore_keys(archive, included, home, stamp, done)
     return done
+
+
+def _check(archive: Archive, server: Server, replace: bool) -> tuple[keys.Keys | None, pg_tools.Program]:
+    """The keys in the backup, if any, and the program to restore with. Raises BackupRefused."""
+    check_complete(archive)
+    check_migrations(archive.manifest)
+    included = keys.parse_keys(archive.read(keys.MEMBER)) if archive.manifest["keys"].get("included") else None
+    tool = _find_pg_restore(archive.manifest, server)
+    server.check_rights()
+    server.check_unused()
+    check_runs(server, replace)
+    return included, tool
+
+
+def _report_former_roots(listed: list[dict[str, Any]], report: Report) -> None:
+    """Say where the checkpoints were, and that files which are not in the backup have to be copied."""
+    if roots := checkpoint_files.former_roots(listed):
+        left = sum("members" not in entry for entry in listed)
+        report(f"Its checkpoints were in {', '.join(roots)}; here they belong in {settings.OPPO_ARTIFACT_ROOT}.")
+        report(f"Files of {left} are not in the backup: copy that folder's `runs` there. Runs whose files are missing are held.")
 
 
 def _find_pg_restore(manifest: dict[str, Any], server: Server) -> pg_tools.Program:
