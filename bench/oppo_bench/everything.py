@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -65,12 +65,19 @@ class Comparison:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions and less data.")
 @click.option("--peers", is_flag=True, help="Beside TRL, MLflow, trackio, TensorBoard and Slurm.")
-def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
+@click.option(
+    "--table", "tables", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measure nothing: print the comparisons of such a JSON file as a Markdown table. Repeatable: a column for each.",
+)  # fmt: skip
+def everything(json_file: Path | None, quick: bool, peers: bool, tables: tuple[Path, ...]) -> None:
     """The benchmarks of engine, telemetry, scheduler and API. With --peers those beside other programs, in one table.
 
     The table has ours, theirs, the ratio and the goal. Absolute times depend on the machine, ratios hardly: a fixed matrix
     product, database query and local request are timed before and after.
     """
+    if tables:
+        click.echo(markdown([json.loads(file.read_text()) for file in tables]))
+        return
     if peers:
         _require_slurm()
     before, results = other_programs(), yardsticks("before")
@@ -115,6 +122,28 @@ def to_results(compared: list[Comparison]) -> list[Result]:
 
     parts = [(each.name, (("ours", each.ours), ("theirs", each.theirs), ("ratio", each.ratio))) for each in compared]
     return [Result(**{**row, "name": f"{name}/{part}"}) for name, rows in parts for part, row in rows]
+
+
+def markdown(documents: Sequence[Mapping[str, Any]]) -> str:
+    """A table of all comparisons: ours and theirs as the last document has them, and the ratio of each with its spread."""
+    named = [{row["name"]: row for row in document["results"]} for document in documents]
+    runs = [f"times better, run {number}" for number in range(1, len(named) + 1)] if len(named) > 1 else ["times better"]
+    lines = ["| figure | beside | ours | theirs | " + " | ".join(runs) + " | goal |", "|---|---|" + "---:|" * (len(named) + 3)]
+    for name in dict.fromkeys(name.removesuffix("/ratio") for rows in named for name in rows if name.endswith("/ratio")):
+        rows = next(rows for rows in reversed(named) if f"{name}/ratio" in rows)
+        medians = (rows[f"{name}/{who}"]["median"] for who in ("ours", "theirs"))
+        values = [f"{each:,.0f}" if each >= 100 else f"{each:.3g}" for each in medians]  # the figure's name has the unit
+        ratios = [_ratio(rows.get(f"{name}/ratio")) for rows in named]
+        figure, _, peer = name.rpartition("/")
+        goal = f"{GOALS[name]:g}" if name in GOALS else ""
+        lines.append("| " + " | ".join([f"`{figure}`", peer, *values, *ratios, goal]) + " |")
+    return "\n".join(lines)
+
+
+def _ratio(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"**{row['median']:,.2f}**" + (f" ({row['min']:,.2f}–{row['max']:,.2f})" if row["n"] > 1 else "")
 
 
 def yardsticks(when: str) -> list[Result]:

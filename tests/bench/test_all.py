@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oppo_bench.document import Result, document
-from oppo_bench.everything import comparisons, to_results
+from oppo_bench.everything import comparisons, markdown, to_results
 from oppo_bench.machine_load import Machine
 from oppo_bench.scheduler.race import compared
 
@@ -34,3 +34,14 @@ def test_every_comparison_is_found() -> None:
     named = {result.name: result for result in to_results(found)}
     assert (named["engine/M/B16/us_per_token/TRL/ratio"].min, named["engine/M/B16/us_per_token/TRL/theirs"].max) == (4.0, 6.0)
     assert len(named) == 6
+
+
+def test_the_table_has_a_column_for_each_document() -> None:
+    results = compared("freed_to_dispatch_ms", [40.0, 60.0], {"Slurm": [200.0, 900.0]}, tails=False)
+    once = made("all", to_results(list(comparisons({"scheduler": made("scheduler", results)}))))
+    empty = made("all", [])
+    assert markdown([once, empty]).splitlines() == [
+        "| figure | beside | ours | theirs | times better, run 1 | times better, run 2 | goal |",
+        "|---|---|---:|---:|---:|---:|---:|",
+        "| `scheduler/freed_to_dispatch_ms` | Slurm | 50 | 550 | **10.00** (5.00–15.00) | – |  |",
+    ]
