@@ -25,7 +25,10 @@ FELL_SILENT = "Node {} stopped sending heartbeats before the run started"
 
 
 def credit_downtime(now: datetime) -> SchedulerBeat:
-    """Extend all deadlines by the time without a scheduler, in which leases may not have been renewable. Returns the last beat."""
+    """Extend all deadlines by the time without a scheduler, in which leases may not have been renewable.
+
+    Returns the beat of the last cycle.
+    """
     beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
     gap = now - beat.last_cycle_at
     if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):

@@ -19,8 +19,8 @@ from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.snapshot import Reservation, WaitingRun
 
 TiersOf = Callable[[WaitingRun], list[Tier]]
-Turn = tuple[bool, int, bool, float, float, int, int]  # not cleared, tier, not reserved, share, submitted at, run id, team id
-FIRST_TURN: Turn = (False, 0, False, 0.0, 0.0, 0, 0)  # before any run's
+Turn = tuple[bool, Tier, bool, float, float, int, int]  # not cleared, tier, not reserved, share, submitted at, run id, team id
+FIRST_TURN: Turn = (False, Tier.OWN, False, 0.0, 0.0, 0, 0)  # before any run's
 
 
 def place_in_team(run: WaitingRun) -> tuple[int, float, int]:
@@ -39,7 +39,9 @@ class Queue:
         self._cleared = {reservation.run_id: reservation.cleared for reservation in reservations}
         self._teams: dict[int, list[WaitingRun]] = {}
         last_first = sorted(runs, key=place_in_team, reverse=True)
-        for run in sorted(last_first, key=lambda r: self._cleared.get(r.run_id, False)) if self._cleared else last_first:
+        if self._cleared:
+            last_first.sort(key=lambda run: self._cleared.get(run.run_id, False))
+        for run in last_first:
             self._teams.setdefault(run.team_id, []).append(run)
         self._deferred: Tier | None = None
 
