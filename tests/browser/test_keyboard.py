@@ -352,7 +352,9 @@ def test_a_member_is_removed_and_restored(visit, platform):
 
 def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, platform):
     older, _ = (platform.submit(f"palette {word}", steps=20) for word in ("older", "newer"))
-    page = visit().page
+    visitor = visit()
+    visitor.expects("401")
+    page = visitor.page
     page.goto("/queue")
     page.keyboard.press("Control+k")
     page.keyboard.type("palette")
@@ -365,6 +367,21 @@ def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, platform):
     press(page, ".account summary")
     press(page, ".account button", "Sign out")
     page.wait_for_url("**/accounts/login/**")
+
+
+def test_requests_that_are_refused_while_the_user_signs_out_do_not_reload_the_page(visit):
+    visitor = visit()
+    visitor.expects("401")
+    page = visitor.page
+    page.goto("/queue")
+    page.evaluate("() => { window.stays = true; document.addEventListener('submit', (e) => e.preventDefault()); }")
+    press(page, ".account summary")
+    press(page, ".account button", "Sign out")
+    page.context.clear_cookies()
+    read = "import('/static/js/core/api.js').then((api) => api.get('me')).catch((e) => e.status)"
+    assert page.evaluate(read) == 401
+    page.wait_for_load_state()
+    assert page.evaluate("window.stays")
 
 
 def test_a_remedy_of_the_plan_is_used(visit, platform):

@@ -39,6 +39,10 @@ let signedOut = () => location.reload();
 export function onSignedOut(handler) {
   signedOut = handler;
 }
+/* While a form signs out, requests of the page are refused, and a reload would abort the form's own way to the login. */
+document.addEventListener("submit", ({ target }) => {
+  if (target.matches('[action$="/logout/"]')) onSignedOut(() => {});
+});
 const RETRY_MS = 3000;
 /* Retry a failed read, unless the server refused it: the live connection may be back before the server can answer, and its
    next event may be minutes away. Returns the timer. */
