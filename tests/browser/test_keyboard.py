@@ -369,7 +369,7 @@ def test_a_run_is_chosen_in_the_palette_and_the_user_signs_out(visit, platform):
     page.wait_for_url("**/accounts/login/**")
 
 
-def test_requests_that_are_refused_while_the_user_signs_out_do_not_reload_the_page(visit):
+def test_requests_that_are_refused_while_the_user_signs_out_do_not_reload_the_page_at_once(visit):
     visitor = visit()
     visitor.expects("401")
     page = visitor.page
@@ -382,6 +382,7 @@ def test_requests_that_are_refused_while_the_user_signs_out_do_not_reload_the_pa
     assert page.evaluate(read) == 401
     page.wait_for_load_state()
     assert page.evaluate("window.stays")
+    page.wait_for_url("**/accounts/login/?next=/queue")  # later, because the form did not leave the page
 
 
 def test_a_remedy_of_the_plan_is_used(visit, platform):

@@ -131,7 +131,7 @@ def sequential_latency(client: httpx.Client, calls: dict[str, Call], repetitions
 
 
 def concurrent_load(base_url: str, web: int, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
-    """Requests per second of several clients at once by window, the duration of their requests, and processor time of each.
+    """Requests per second of several clients at once by window, and the duration and processor time of a request.
 
     `web`: the web process's id.
     """

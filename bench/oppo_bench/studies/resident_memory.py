@@ -28,7 +28,7 @@ from oppo_estimate.device_memory import Host, planned_devices
 from oppo_estimate.shapes import read_shape
 
 TARGET, PROMPT = 0.10, 16
-STEPS, EXAMPLE_STEPS = 4, 8  # an example's memory grows longer, because its passes have fewer tokens
+STEPS, EXAMPLE_STEPS = 4, 8  # the example's memory grew until its sixth step
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2" / "sentiment.yaml"
 SEQUENTIAL = {"overlap": {"intra_step": "off", "inter_step": "off"}}
 ADAPTERS = {"lora": {"rank": 16}}

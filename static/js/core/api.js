@@ -39,9 +39,12 @@ let signedOut = () => location.reload();
 export function onSignedOut(handler) {
   signedOut = handler;
 }
-/* While a form signs out, requests of the page are refused, and a reload would abort the form's own way to the login. */
+const LEAVE_MS = 5000;
+/* While a form signs out, requests of the page are refused, and a reload would abort the form's own navigation to the login. If
+   the page is still open later, or comes back by the browser's Back, it reloads. */
 document.addEventListener("submit", ({ target }) => {
-  if (target.matches('[action$="/logout/"]')) onSignedOut(() => {});
+  const handler = signedOut;
+  if (target.matches('[action$="/logout/"]')) onSignedOut(() => setTimeout(handler, LEAVE_MS));
 });
 const RETRY_MS = 3000;
 /* Retry a failed read, unless the server refused it: the live connection may be back before the server can answer, and its
