@@ -7,21 +7,23 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from oppo_platform.projects.models import ChartLayout
+from oppo_platform.projects.services import create_project
 from tests.browser.test_keyboard import FOCUSED, focus_is_kept, press, tab_to
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def charts(visit, platform):
-    """The page of a run whose metrics are drawn, without pinned charts."""
-    ChartLayout.objects.all().delete()
+def charts(visit, platform, monkeypatch, request):
+    """The page of a run whose metrics are drawn, without pinned charts.
+
+    Its project is its own: the server may still save what the page of the test before sent last.
+    """
+    monkeypatch.setattr(platform, "project", create_project(platform.user, platform.project.team, request.node.name[:60]))
     page = visit().page
     page.goto(f"/runs/{platform.trained('charts by keyboard', steps=4)}")
     page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
-    yield page
-    ChartLayout.objects.all().delete()
+    return page
 
 
 def pin_from_search(page, key):
@@ -114,6 +116,19 @@ def test_a_pinned_charts_menu_stays_open_while_a_late_save_is_answered(charts):
         held[0].continue_()
     expect(page.locator(".toast", has_text="actor/pg_clipfrac pinned")).to_be_visible()
     assert page.evaluate(FOCUSED, [".menu-body button", "Move left"])
+
+
+def test_a_late_saves_message_does_not_replace_undo(charts):
+    page, held = charts, []
+    page.route(re.compile(r"/projects/\d+/charts$"), lambda route: held.append(route))
+    pin_from_search(page, "actor/entropy")
+    tab_to(page, "#pinned-new", key="Shift+Tab")
+    press_in_menu(page, "#pinned-charts", "actor/entropy", "Unpin")
+    expect(page.locator(".toast")).to_contain_text("actor/entropy unpinned")
+    with page.expect_request(lambda request: held and request.url == held[0].request.url):  # the next save, after the answer
+        held[0].continue_()
+    press(page, ".toast button", "Undo", key="Shift+Tab")
+    expect(page.locator("#pinned-charts h3")).to_have_text("actor/entropy")
 
 
 def test_a_charts_menu_is_filled_before_the_next_key(charts):

@@ -51,7 +51,8 @@ export function pinnedCharts(host) {
     setShown($("pinned-reset"), layout.own && layout.shared, $("pinned-new"));
   }
   /* Changes are saved one after the other, since each replaces all charts. When the last one is answered, the page shows what the
-     server has. Resolves to whether it was saved. */
+     server has. Resolves to whether it was saved and is still the last one: a late message would replace the Undo of a newer
+     change. */
   function send(to, body) {
     saving += 1;
     queue = queue.then(async () => {
@@ -67,7 +68,7 @@ export function pinnedCharts(host) {
         layout = stored;
         show();
       }
-      return done;
+      return done && !saving;
     });
     return queue;
   }
