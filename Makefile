@@ -31,7 +31,7 @@ export PYTHON
 # Container images often set PYTHONDONTWRITEBYTECODE. Then every process compiles Django or transformers again, for seconds, and the
 # tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
+# Tests share the cores with browsers and databases, so threads that wait sleep (docs/benchmarks.md).
 test test-full test-documents test-backends test-trl test-vllm: export OMP_WAIT_POLICY ?= passive
 # Property tests draw from a fixed seed too (tests/conftest.py).
 test: export PYTHONHASHSEED ?= 0

@@ -3,7 +3,7 @@
 import os
 
 # Limits OpenMP's busy waiting: on a busy machine unlimited spinning takes the core from the thread that is waited for; without
-# spinning, two threads are slower than one (docs/performance.md). OpenMP reads it when torch is imported.
+# spinning, two threads are slower than one (docs/measurements/2026-11-27.md). OpenMP reads it when torch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/gpu_wheels.py --python 3.12
 
-writes them to `.whl/`, in the versions of requirements/cpu.lock.txt. docs/performance.md says how the GPU machine installs them.
+writes them to `.whl/`, in the versions of requirements/cpu.lock.txt. docs/benchmarks.md says how the GPU machine installs them.
 """
 
 from __future__ import annotations

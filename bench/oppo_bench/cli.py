@@ -18,4 +18,4 @@ BENCHES = {
 
 @click.group(cls=LazyGroup, lazy=BENCHES)
 def bench() -> None:
-    """Benchmarks. Each runs its variants interleaved in one run and writes one JSON format (docs/performance.md)."""
+    """Benchmarks. Each runs its variants interleaved in one run and writes one JSON format (docs/benchmarks.md)."""

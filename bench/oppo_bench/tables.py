@@ -22,7 +22,7 @@ def show(title: str, results: list[Result]) -> None:
 
 
 def case_table(case: str, variants: list[str], results: list[Result]) -> Table:
-    """One row per variant: time per trained token with its spread, time per step, ratios and shares (docs/performance.md)."""
+    """One row per variant: time per trained token with its spread, time per step, ratios and shares (docs/benchmarks.md)."""
     named = {result.name: result for result in results}
     table = Table(title=case, title_justify="left", box=None, pad_edge=False)
     table.add_column("variant", no_wrap=True)

@@ -14,7 +14,7 @@ from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import Ranks
 
-# Below this hidden size, decode operations are too small for a second thread (measured: docs/performance.md).
+# Below this hidden size, decode operations are too small for a second thread (measured: docs/measurements/2026-11-27.md).
 DECODE_THREADS_FROM_HIDDEN = 128
 
 

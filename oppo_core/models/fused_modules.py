@@ -1,7 +1,7 @@
 """Modules of transformers models that spell out a formula, replaced by torch's fused ones.
 
 The tanh form of GELU (GPT-2) is eight kernels without this, and 15 % of a training pass on a CPU. RMSNorm (Llama, Qwen, Mistral
-and most others) is eight as well, twice per layer: on a GPU a third of all kernels of a decode step (docs/performance.md).
+and most others) is eight as well, twice per layer: on a GPU a third of a decode step's kernels (docs/measurements/2026-11-27.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading of chunks in few shapes, each a CUDA graph: rows and tokens are padded.
 
-A GPU computes the padding in less time than the host takes to launch a pass kernel by kernel (docs/performance.md).
+A GPU computes the padding in less time than the host takes to launch a pass kernel by kernel (docs/measurements/2026-11-27.md).
 """
 
 from __future__ import annotations

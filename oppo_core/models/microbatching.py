@@ -19,8 +19,8 @@ from oppo_core.rng import Use, generator
 PASS_COST_TOKENS = 96
 # Attention over this many columns costs a token about as much as everything else (measured likewise).
 COLUMNS_PER_TOKEN = 200
-# Of a GPU: seconds to launch a layer's kernels, measured in transformers' loop on an H100's host (docs/performance.md);
-# and FLOP/s of a large matrix product, which is assumed.
+# Of a GPU: seconds to launch a layer's kernels, measured in transformers' loop on an H100's host
+# (docs/measurements/2026-11-27.md); and FLOP/s of a large matrix product, which is assumed.
 GPU_LAUNCH_S_PER_LAYER = 1.5e-3
 GPU_FLOPS = 4e14
 

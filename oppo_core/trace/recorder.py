@@ -15,7 +15,7 @@ from oppo_contract.events import IdleCause, Phase, Role
 from oppo_core.models.oom_retry import Shrunk
 
 
-# Tuples, because creating and sending them costs a third of a frozen dataclass (docs/performance.md).
+# Tuples, because creating and sending them costs a third of a frozen dataclass (docs/measurements/2026-11-27.md).
 class Span(NamedTuple):
     """Work of `role` in `phase` on `devices`. Times in seconds of the recorder's clock; `chunk` counts from 1 in a step."""
 

@@ -24,7 +24,8 @@ GPUS = {
 FLOAT32_SHARE = 1 / 15  # of a GPU's bfloat16 rate: 67 of 989 TFLOP/s on an H100
 MODEL_FLOPS_SHARE = 0.4  # of the stated rate in training, as in docs/simulation.md
 # Of one layer in a decode step, besides reading its weights: our decoder with CUDA graphs, and launched from Python where
-# sampling filters need the host (both measured on an H100, docs/performance.md); vLLM's kernels (docs/simulation.md, `round_us`).
+# sampling filters need the host (both on an H100: docs/measurements/2026-11-27.md); vLLM's kernels (`round_us` in
+# docs/simulation.md).
 GRAPH_LAYER_S, HOST_LAYER_S, VLLM_LAYER_S = 190e-6, 2790e-6, 150e-6
 
 

@@ -27,7 +27,7 @@ SAMPLED_PER_ENTRY = 3
 # takes little longer than one of 16.
 EVALUATION_TOKENS = 32768
 # The driver's context and loaded kernels (1.55 GB on an H100), and what CUDA graphs and the allocator hold beside the other
-# items: there the driver counted 2.5 GB more than these (docs/performance.md).
+# items: there the driver counted 2.5 GB more than these (docs/measurements/2026-11-27.md).
 GPU_RESERVE = 5 << 29
 # Of activations on a CPU (docs/models.md, "How large a model may be"). glibc returns blocks of 32 MB and more at once; making it
 # return smaller ones costs a fifth of the time, because the kernel clears every page again.

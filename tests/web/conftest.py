@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,6 +171,19 @@ def world(quick_flush: None, transactional_db: None, clock: Any, redis_url: str,
     for queue in broker.scan_iter("oppo.node.*"):
         broker.delete(queue)
     return World(clock)
+
+
+@pytest.fixture
+def minute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The minute in which requests of tokens are counted, however slow the test is: `now` stands still until set."""
+    from oppo_platform.api import rate_limit
+
+    watch = SimpleNamespace(now=time.time(), time=lambda: watch.now)
+    monkeypatch.setattr(rate_limit, "time", watch)
+    monkeypatch.setattr(rate_limit, "ANSWERS_WITHIN_S", 60.0)
+    rate_limit._valkey.cache_clear()
+    yield watch
+    rate_limit._valkey.cache_clear()
 
 
 @pytest.fixture

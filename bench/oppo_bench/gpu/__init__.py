@@ -1,1 +1,1 @@
-"""`python bench/gpu`: gain from overlap on a GPU, measured by one command without a network (docs/performance.md)."""
+"""`python bench/gpu`: gain from overlap on a GPU, measured by one command without a network (docs/benchmarks.md)."""

@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> None:
-    """Write the benchmark format (docs/performance.md) with every run's curve."""
+    """Write the benchmark format (docs/benchmarks.md) with every run's curve."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=EXAMPLES).stdout.strip()
     rows = []
     for name, (figure, unit) in product(dict.fromkeys(o.variant for o in outcomes), FIGURES.items()):

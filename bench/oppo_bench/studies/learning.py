@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome], settings: dict[str, object]) -> None:
-    """The bench format (docs/performance.md)."""
+    """The bench format (docs/benchmarks.md)."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=EXAMPLES).stdout.strip()
     machine = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
     runs = [asdict(o) | {"good": o.good} for o in outcomes]

@@ -9,7 +9,7 @@ from django.test import Client
 
 from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.models import ApiToken, IdempotentReply
-from oppo_platform.api import idempotency, rate_limit
+from oppo_platform.api import idempotency
 from oppo_platform.runs.models import Run
 
 
@@ -47,7 +47,7 @@ def test_unexpected_error_is_a_problem_and_logged(world, token, monkeypatch, cap
     assert "ZeroDivisionError" in caplog.text or "division by zero" in caplog.text
 
 
-def test_unchanged_response_is_304_without_a_body(world, token):
+def test_unchanged_response_is_304_without_a_body(world, token, minute):
     run, client = world.submit(), bearer(token)
     first = client.get(f"/api/v1/runs/{run.pk}")
     tag = first.headers["ETag"]
@@ -66,8 +66,8 @@ def test_unchanged_response_is_304_without_a_body(world, token):
     assert "ETag" not in world.login("ada").get("/runs").headers
 
 
-def test_a_token_has_so_many_requests_a_minute_and_hears_what_is_left(world, token, settings, monkeypatch):
-    monkeypatch.setattr(rate_limit.time, "time", lambda: 1_800_000_030.0)
+def test_a_token_has_so_many_requests_a_minute_and_hears_what_is_left(world, token, settings, minute):
+    minute.now = 1_800_000_030.0
     settings.OPPO_API_RATE = 3
     client = bearer(token)
     left = [client.get("/api/v1/me").headers["RateLimit-Remaining"] for _ in range(3)]
@@ -77,7 +77,7 @@ def test_a_token_has_so_many_requests_a_minute_and_hears_what_is_left(world, tok
     assert "stream" in over.json()["detail"]
     assert bearer(create_api_token(world.people["ada"], world.team, "other")).get("/api/v1/me").status_code == 200
     assert "RateLimit-Limit" not in world.login("ada").get("/api/v1/me").headers
-    monkeypatch.setattr(rate_limit.time, "time", lambda: 1_800_000_060.0)
+    minute.now = 1_800_000_060.0
     assert client.get("/api/v1/me").status_code == 200
 
 

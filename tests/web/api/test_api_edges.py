@@ -86,7 +86,7 @@ def test_djangos_own_errors_are_problems(client):
     refused(client.put("/api/v1/me"), 405)
 
 
-def test_a_repeated_write_is_one_of_the_tokens_minute(world, client, settings):
+def test_a_repeated_write_is_one_of_the_tokens_minute(world, client, settings, minute):
     run = world.submit()
     settings.OPPO_API_RATE = 2
     replies = [post(client, f"runs/{run.pk}/tags", {"add": ["x"]}, **{"Idempotency-Key": "k"}) for _ in range(3)]

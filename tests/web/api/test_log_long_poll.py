@@ -160,7 +160,7 @@ async def test_long_poll_returns_no_lines_after_a_lost_permission(scene, vic, ea
 
 
 @pytest.mark.asyncio
-async def test_strangers_and_nonsense(scene, vic, world, settings):
+async def test_strangers_and_nonsense(scene, vic, world, settings, minute):
     eve = AsyncClient()
     await eve.aforce_login(world.people["eve"], backend="allauth.account.auth_backends.AuthenticationBackend")
     assert (await eve.get(scene.path, {"after": 0, "wait": 20})).status_code == 404

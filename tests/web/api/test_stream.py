@@ -193,7 +193,7 @@ async def test_reading_fails_for_those_who_asked_and_for_nobody_later(world, ada
 
 
 @pytest.mark.asyncio
-async def test_a_stream_is_one_request_of_the_tokens_minute(world, ada, settings):
+async def test_a_stream_is_one_request_of_the_tokens_minute(world, ada, settings, minute):
     settings.OPPO_API_RATE = 2
     run = await sync_to_async(world.submit)()
     token = (await sync_to_async(create_api_token)(world.people["ada"], world.team, "notebook")).text
