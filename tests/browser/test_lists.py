@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from oppo_platform.projects.services import create_project
 from tests.browser.test_pages import faults
 
 pytestmark = pytest.mark.browser
@@ -196,7 +197,9 @@ def test_runs_are_picked_and_removed(visit, two_runs):
     expect(page.locator("#result")).to_be_hidden()
 
 
-def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
+def test_neither_a_failed_run_nor_a_long_project_name_takes_a_column_from_the_table(visit, platform, monkeypatch):
+    long_name = "Alignment of the summarization models with human preferences, second half of 2026"
+    monkeypatch.setattr(platform, "project", create_project(platform.user, platform.project.team, long_name))
     run_id = platform.submit("llama3/8b lr=1e-5 β", steps=20)
     supervisor, story = platform.start(run_id)
     supervisor.tell(list(story.tell(2)))
@@ -208,6 +211,7 @@ def test_a_failed_run_takes_no_column_from_the_table(visit, platform):
     row = page.locator(f"#run-{run_id}")
     expect(row.locator("[data-col=name]")).to_contain_text("llama3/8b lr=1e-5 β")
     expect(row.locator("[data-col=name] .sub")).to_have_attribute("title", reason)
+    expect(row.locator("[data-col=project]")).to_have_attribute("title", long_name)
     wrap, last = page.locator(".table-wrap:has(#rows)").bounding_box(), row.locator("td").last.bounding_box()
     assert last["x"] + last["width"] <= wrap["x"] + wrap["width"] + 1, "the last column is seen without scrolling"
     page.fill("#filter", f"#{run_id}")
