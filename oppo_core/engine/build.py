@@ -72,19 +72,16 @@ def assemble(
     source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
     layout, scorer_device = build_layout(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace, gpus = build_recorder(layout.actor_devices, device), (device, scorer_device)
-    evaluator = build_evaluator(spec, roots, network, codec, ranks)
-    actor = _trainer(spec, roots, network, codec, ranks)
-    trains_early = spec.overlap.update_overlap and layout.streams
-    shared = share_actor(network, actor, spec.resources.ranks_per_node) if trains_early else None
+    evaluator, actor = build_evaluator(spec, roots, network, codec, ranks), _trainer(spec, roots, network, codec, ranks)
+    shared = _shared_actor(spec, layout, network, actor)
     writer = actor.writer = BackgroundWriter() if spec.training.shards_weights else Writer()
     with ExitStack() as started:  # closes started parts if a later part fails
-        decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
-        decoder = _on_all_ranks(decoder, ranks, trace, device)
+        own_decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
         scoring = _start_scorers(spec, roots, layout, scorer_device, trace, resume, shared, ranks.rendezvous, base, writer)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
-            spec=spec, layout=layout, codec=codec, prompts=_read_prompts(spec, roots, codec),
-            pool=build_pool(spec), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
+            spec=spec, layout=layout, codec=codec, prompts=_read_prompts(spec, roots, codec), pool=build_pool(spec),
+            decoder=_on_all_ranks(own_decoder, ranks, trace, device), actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=build_gpu_stats(dict(zip(layout.devices, gpus, strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.initial_chunk_size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
@@ -146,6 +143,11 @@ def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
     if spec.ppo.on_nonfinite != "raise":
         return SkippingUpdate() if spec.ppo.has_critic else SkippingCriticFreeUpdate()
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
+
+
+def _shared_actor(spec: RunSpec, layout: Layout, network: Network, actor: ActorTrainer) -> SharedActor | None:
+    trains_early = spec.overlap.update_overlap and layout.streams
+    return share_actor(network, actor, spec.resources.ranks_per_node) if trains_early else None
 
 
 def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:

@@ -103,16 +103,19 @@ def build_experience(
     kl_B, rewards_B = sums.unbind(1)
     raw, returns = advantages_and_returns(rows, rewards, rewards_B, values, mask, ppo)
     whitening = rows.whitening(raw[mask]) if ppo.has_critic and ppo.whiten_advantages else UNCHANGED
-    corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
     return Experience(
         batch=rows, sequences=own, tokens=[s.tokens() for s in own], prompt_lengths=[len(s.prompt) for s in own],
         mask=mask, stale=stale, behaviour_logp=behaviour_logp, proximal_logp=proximal_logp, reference_logp=reference_logp,
         values=values, raw_scores=raw_B, moments=moments, scores=scores_B, kl=kl, rewards=rewards, kl_sums=kl_B,
         reward_sums=rewards_B, raw_advantages=raw, whitening=whitening, advantages=whiten(raw, mask, whitening), returns=returns,
-        weights=importance_weights(
-            proximal_logp, behaviour_logp, corrected, (ppo.tis_floor, ppo.tis_cap), ppo.tis_outside
-        ) * mask,
+        weights=_importance(proximal_logp, behaviour_logp, mask, stale, ppo),
     )  # fmt: skip
+
+
+def _importance(proximal_logp: Tensor, behaviour_logp: Tensor, mask: Tensor, stale: Tensor, ppo: Ppo) -> Tensor:
+    """Importance weights [N, T] of the tokens that `ppo.tis` corrects, 1 for the others, 0 on padding."""
+    corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
+    return importance_weights(proximal_logp, behaviour_logp, corrected, (ppo.tis_floor, ppo.tis_cap), ppo.tis_outside) * mask
 
 
 def _token_rewards(rows: BatchRows, scores_B: Tensor, penalty: Tensor, mask: Tensor, ppo: Ppo, kl_coefficient: float) -> Tensor:
