@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import spec_data
+from tests.browser.conftest import spec_data, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,7 @@ def saved(page, selector):
 
 def named(page, *names):
     """Wait until the legend of the reward chart names these curves."""
-    shown = "document.getElementById('plot-reward').data.filter(t => t.showlegend).map(t => t.name)"
+    shown = "document.getElementById('plot-reward').data?.filter(t => t.showlegend).map(t => t.name)"
     page.wait_for_function(f"names => JSON.stringify({shown}) === JSON.stringify(names)", arg=list(names))
 
 
@@ -48,6 +48,46 @@ def dragged(page, name):
     page.mouse.down()
     page.mouse.move(box["x"] + 260, box["y"] + 42, steps=4)
     page.mouse.up()
+
+
+def test_curves_and_figures_are_seen_before_plotly_is_read_and_a_download_waits_for_it(visit, two_runs):
+    page, held = visit().page, []
+    page.route("**/vendor/plotly*", lambda route: held.append(route))
+    page.goto(f"/compare?runs={','.join(map(str, two_runs))}")
+    curve = page.locator("#plot-reward .preview path.curve").last
+    curve.wait_for()
+    before = curve.bounding_box()
+    expect(page.locator("#figures tr")).to_have_count(2)
+    expect(page.locator("#values tr")).to_have_count(2)
+    page.locator("#cursor").press("ArrowLeft")
+    page.click("[data-chart=kl][data-image=png]")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "Plotly is not asked for", within_s=30)
+    with page.expect_download() as download:
+        for route in held:
+            route.continue_()
+        page.wait_for_selector("#plot-reward .main-svg .js-line")
+    assert download.value.suggested_filename == "compare-kl.png"
+    assert page.locator(".preview").count() == 0
+    after = page.locator("#plot-reward .main-svg .js-line").last.bounding_box()
+    assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
+
+
+def test_a_preview_needs_no_zoom_and_plotly_is_asked_for_again_when_it_could_not_be_read(visit, two_runs):
+    visitor = visit()
+    visitor.expects("ERR_FAILED")
+    page, asked = visitor.page, []
+
+    def fail_once(route):
+        asked.append(route)
+        route.abort() if len(asked) == 1 else route.continue_()
+
+    page.route("**/vendor/plotly*", fail_once)
+    page.goto(f"/compare?runs={','.join(map(str, two_runs))}&zoom=10,20")
+    page.wait_for_selector("#figures tr")
+    page.locator("#live").filter(has_text="econnect").wait_for()
+    assert page.locator(".preview").count() == 0, "it would show the whole run"
+    page.wait_for_selector("#plot-reward .main-svg .js-line")
+    assert len(asked) == 2
 
 
 @pytest.mark.full

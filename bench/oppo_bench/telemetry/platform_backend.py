@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from oppo_bench.telemetry import load as load
-from oppo_bench.telemetry.pages import CHART, PLOTLY, SCREEN, logged_in
+from oppo_bench.telemetry.pages import CHART, SCREEN, all_drawn, logged_in
 
 if TYPE_CHECKING:
     import httpx
@@ -103,8 +103,7 @@ class Ours:
 
     def compare_page(self, runs: Sequence[str], key: str) -> tuple[str, str]:
         """The compare page, which shows the reward first."""
-        drawn = f"() => document.querySelectorAll('{PLOTLY}').length >= {len(runs)}"
-        return f"{self._base_url}/compare?runs={','.join(runs)}", drawn
+        return f"{self._base_url}/compare?runs={','.join(runs)}", all_drawn(CHART, len(runs))
 
     def keep_samples(self, count: int, seed: int) -> str:
         """Below HTTP."""

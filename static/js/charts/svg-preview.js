@@ -1,5 +1,5 @@
 /* A chart's lines and bands as plain SVG, shown until Plotly is loaded.
-     drawPreview(plot, made, end)   made: {data, layout, column} of training-charts.js; end: of the x axis
+     drawPreview(plot, made, end)   made: Plotly's {data, layout}, linear, from x = 0; end: of the x axis
      removePreview(plot)       once Plotly has drawn. The preview has no ticks and no cursor. */
 import * as T from "./plotly-theme.js";
 import * as f from "../core/format.js";
@@ -47,10 +47,11 @@ export function drawPreview(plot, made, end) {
   const lines = drawn(made.data);
   if (!lines.length || !width) return;
   const [lo, hi] = rangeOf(made);
-  const across = width - MARGIN.l - MARGIN.r;
-  const down = height - MARGIN.t - MARGIN.b;
-  const px = (x) => MARGIN.l + (across * x) / end;
-  const py = (y) => MARGIN.t + (down * (hi - y)) / (hi - lo);
+  const margin = made.layout.margin || MARGIN;
+  const across = width - margin.l - margin.r;
+  const down = height - margin.t - margin.b;
+  const px = (x) => margin.l + (across * x) / end;
+  const py = (y) => margin.t + (down * (hi - y)) / (hi - lo);
   // It stretches with the window: charts out of view keep their preview until they are scrolled to.
   const box = { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" };
   const svg = node("svg", { class: "preview", ...box, "aria-hidden": "true" });
@@ -66,15 +67,22 @@ export function drawPreview(plot, made, end) {
       );
     if (trace.line.width)
       svg.append(
-        node("path", { class: "curve", d, fill: "none", stroke: trace.line.color, "stroke-width": trace.line.width }),
+        node("path", {
+          class: "curve",
+          d,
+          fill: "none",
+          stroke: trace.line.color,
+          "stroke-width": trace.line.width,
+          "stroke-dasharray": /\d/.test(trace.line.dash) ? trace.line.dash : "none",
+        }),
       );
   });
   svg.append(
     node("line", {
-      x1: MARGIN.l,
-      x2: width - MARGIN.r,
-      y1: MARGIN.t + down,
-      y2: MARGIN.t + down,
+      x1: margin.l,
+      x2: width - margin.r,
+      y1: margin.t + down,
+      y2: margin.t + down,
       stroke: T.css("--axis"),
     }),
   );

@@ -1,16 +1,15 @@
 /* Cards for further metrics of the compared runs, chosen by name; the choice is in the address.
-     const more = moreCharts({ view(), metrics(), choose(changes, how), leave(plot), axisTitle() });  more.show();  more.plot("actor/entropy") */
+     const more = moreCharts({ view(), metrics(), choose(changes, how), leave(plot), save(name, plot, title, format) });  more.show();  more.plot("actor/entropy") */
 import { matching } from "../core/chosen-list.js";
 import { combobox } from "../core/combobox.js";
 import { el, icon, setText } from "../core/dom.js";
-import { image } from "./download.js";
 import { MOST_CHARTS } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 const grid = $("more-charts");
 const input = $("chart-add");
 
-export function moreCharts({ view, metrics, choose, leave, axisTitle }) {
+export function moreCharts({ view, metrics, choose, leave, save }) {
   const cards = new Map(); // by key
 
   function card(key) {
@@ -29,8 +28,8 @@ export function moreCharts({ view, metrics, choose, leave, axisTitle }) {
           "span",
           { class: "take" },
           log,
-          quiet(`${key} as PNG`, "PNG", () => image(key.replace(/\W+/g, "-"), plot, key, "png", axisTitle())),
-          quiet(`${key} as SVG`, "SVG", () => image(key.replace(/\W+/g, "-"), plot, key, "svg", axisTitle())),
+          quiet(`${key} as PNG`, "PNG", () => save(key.replace(/\W+/g, "-"), plot, key, "png")),
+          quiet(`${key} as SVG`, "SVG", () => save(key.replace(/\W+/g, "-"), plot, key, "svg")),
           quiet(`Remove ${key}`, icon("cross"), () => remove(key)),
         ),
       ),

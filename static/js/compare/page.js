@@ -2,6 +2,7 @@
 import { axisOf } from "../charts/axes.js";
 import { Plotly, loadPlotly } from "../charts/plotly.js";
 import * as T from "../charts/plotly-theme.js";
+import { drawPreview, removePreview } from "../charts/svg-preview.js";
 import { NAMES, build, outline } from "./charts.js";
 import { KEYS, MANY, chartOf, curves, entries, furthest, metricOf } from "./curves.js";
 import * as Download from "./download.js";
@@ -33,15 +34,19 @@ let linked = null;
 let cursor = null; // in the data's own unit, as the zoom: the axis may change its unit as runs grow
 let resets = 0;
 let colours = new Map();
+let showCharts;
+const charted = new Promise((done) => {
+  showCharts = done; // once Plotly has drawn
+});
 const more = moreCharts({
   view: () => view,
   metrics: () => (reply ? reply.metrics : []),
   choose: (...change) => choose(...change),
   leave(gone) {
     if (linked) linked.remove(gone);
-    Plotly.purge(gone);
+    if (Plotly) Plotly.purge(gone);
   },
-  axisTitle: () => v.axis.title,
+  save: saveImage,
 });
 
 /* Apply a choice: to the address, as a history entry, and to the page. */
@@ -73,7 +78,7 @@ async function load() {
   if (view.counted) query.counted = true;
   if (view.ids.includes(view.baseline)) query.baseline = view.baseline;
   try {
-    const [got] = await Promise.all([api.get("compare", query), loadPlotly()]);
+    const got = await api.get("compare", query);
     if (mine !== newest) return;
     if (reply?.axis !== axis) cursor = null;
     reply = { ...got, axis };
@@ -85,11 +90,25 @@ async function load() {
   }
   since = new Date();
   draw();
+  if (!Plotly) await loadCharts(mine);
+  if (mine !== newest || !Plotly) return;
   connection(true);
   if (reply && reply.runs.some((run) => !run.ended_at))
     timer = setTimeout(() => {
       if (!document.hidden) load();
     }, LIVE_MS);
+}
+/* After the frame that shows the figures and previews of the curves: Plotly's megabytes would delay them. */
+async function loadCharts(mine) {
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  try {
+    await loadPlotly();
+  } catch (e) {
+    if (!(e instanceof TypeError)) throw e;
+    if (mine === newest) connection(false);
+    return;
+  }
+  if (mine === newest) draw();
 }
 function refuse(e) {
   // the server refused: nothing is live until the next request
@@ -169,10 +188,12 @@ function draw() {
   more.show();
   names().forEach((name) => {
     v.drawn[name] = curves(name, reply, listed, shown, axis.size);
-    const made = build(name, v.drawn[name], v);
-    Plotly.react(plot(name), made.data, made.layout, { ...T.config, doubleClick: false });
+    drawChart(plot(name), build(name, v.drawn[name], v));
   });
-  link();
+  if (Plotly) {
+    link();
+    showCharts();
+  }
   choices();
   keepFocus(() => {
     Tables.runs(v, { onPick: pick });
@@ -188,6 +209,13 @@ function draw() {
       ? `the first ${Parallel.MOST_SETTINGS} of ${reply.config_diff.length} settings that differ`
       : "",
   );
+}
+function drawChart(node, made) {
+  if (Plotly) {
+    Plotly.react(node, made.data, made.layout, { ...T.config, doubleClick: false });
+    removePreview(node);
+  } else if (!v.view.zoom && made.layout.yaxis.type !== "log") drawPreview(node, made, made.layout.xaxis.range[1]);
+  else removePreview(node);
 }
 /* The choices, on the axis of the reply: another one may be chosen, and its reply not here yet. */
 const shownView = () => ({ ...view, axis: reply.axis, zoom: reply.axis === view.axis ? view.zoom : null });
@@ -237,17 +265,23 @@ function showValues(x) {
 }
 /* After a redraw, whose axis may have another unit or end. */
 function showCursor() {
+  if (!Plotly) return Tables.values(v, null);
   const x = cursor === null ? null : cursor / v.axis.size;
   linked.mark(x);
   showValues(x);
 }
 function slide() {
+  if (!linked) return;
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
   const share = Number($("cursor").value) / 1000;
   const x = share >= 1 ? null : from + share * (to - from);
   linked.mark(x);
   moved(x);
   $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
+}
+async function saveImage(name, node, title, format) {
+  await charted;
+  Download.image(name, node, title, format, v.axis.title);
 }
 function listen() {
   onAdd((id) => {
@@ -285,7 +319,7 @@ function listen() {
     .querySelectorAll("[data-image]")
     .forEach((b) =>
       b.addEventListener("click", () =>
-        Download.image(b.dataset.chart, plot(b.dataset.chart), b.dataset.title, b.dataset.image, v.axis.title),
+        saveImage(b.dataset.chart, plot(b.dataset.chart), b.dataset.title, b.dataset.image),
       ),
     );
   $("csv-curves").addEventListener("click", () =>
