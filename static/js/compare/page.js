@@ -34,9 +34,9 @@ let linked = null;
 let cursor = null; // in the data's own unit, as the zoom: the axis may change its unit as runs grow
 let resets = 0;
 let colours = new Map();
-let showCharts;
+let chartsDrawn;
 const charted = new Promise((done) => {
-  showCharts = done; // once Plotly has drawn
+  chartsDrawn = done; // once Plotly has drawn them
 });
 const more = moreCharts({
   view: () => view,
@@ -192,7 +192,7 @@ function draw() {
   });
   if (Plotly) {
     link();
-    showCharts();
+    chartsDrawn();
   }
   choices();
   keepFocus(() => {
