@@ -68,6 +68,17 @@ def test_only_a_jobs_own_program_is_killed(slurm: Slurm, tmp_path: Path) -> None
         other.kill()
 
 
+def test_a_job_that_has_just_started_is_killed_in_its_shell(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "slurm_script").write_text("read line\n")
+    job = subprocess.Popen(["sh", str(tmp_path / "slurm_script")], stdin=subprocess.PIPE)
+    try:
+        (tmp_path / "started" / "1").write_text(f"12.5 {job.pid}\n")
+        slurm.end([1])
+        assert job.wait() == -9
+    finally:
+        job.kill()
+
+
 def test_a_machine_without_slurm_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(slurm_module.shutil, "which", lambda program: None)

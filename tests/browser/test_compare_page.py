@@ -59,7 +59,7 @@ def test_curves_and_figures_are_seen_before_plotly_is_read_and_a_download_waits_
     before = curve.bounding_box()
     expect(page.locator("#figures tr")).to_have_count(2)
     expect(page.locator("#values tr")).to_have_count(2)
-    page.locator("#cursor").press("ArrowLeft")
+    expect(page.locator("#cursor")).to_be_disabled()
     page.click("[data-chart=kl][data-image=png]")
     wait_until(lambda: page.wait_for_timeout(20) or held, "Plotly is not asked for", within_s=30)
     with page.expect_download() as download:
@@ -68,8 +68,26 @@ def test_curves_and_figures_are_seen_before_plotly_is_read_and_a_download_waits_
         page.wait_for_selector("#plot-reward .main-svg .js-line")
     assert download.value.suggested_filename == "compare-kl.png"
     assert page.locator(".preview").count() == 0
+    expect(page.locator("#cursor")).to_be_enabled()
     after = page.locator("#plot-reward .main-svg .js-line").last.bounding_box()
     assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
+
+
+def test_a_refused_choice_does_not_keep_the_charts_from_being_drawn(visit, two_runs):
+    visitor = visit()
+    visitor.expects("404")
+    page, held = visitor.page, []
+    page.route("**/vendor/plotly*", lambda route: held.append(route))
+    page.goto(f"/compare?runs={','.join(map(str, two_runs))}&outliers=ignore")
+    page.wait_for_selector("#plot-reward .preview path.curve")
+    page.route("**/api/v1/compare?*", lambda route: route.fulfill(status=404, json={"message": "no such run"}))
+    page.click("[data-axis=step]")
+    page.wait_for_selector("#refused:not([hidden])")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "Plotly is not asked for", within_s=30)
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#plot-reward .main-svg .js-line")
+    expect(page.locator("#refused")).to_be_visible()
 
 
 def test_a_preview_needs_no_zoom_and_plotly_is_asked_for_again_when_it_could_not_be_read(visit, two_runs):

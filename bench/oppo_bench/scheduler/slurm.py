@@ -61,7 +61,7 @@ echo "$(date +%s.%N) $$" >{folder}/started/.$SLURM_JOB_ID
 mv {folder}/started/.$SLURM_JOB_ID {folder}/started/$SLURM_JOB_ID
 exec {sleep}
 """
-SLEEP = "sleep 1000000"
+SLEEP, SCRIPT = "sleep 1000000", b"/slurm_script\0"  # slurmd's copy of the job's script
 LINE = re.compile(r"\[([-\dT:.]+)\] (.*)")
 STARTED = re.compile(r"sched: Allocate JobId=(\d+)|sched/backfill: _start_job: Started JobId=(\d+)")
 CYCLE = re.compile(r"Mean cycle:\s+(\d+)")
@@ -93,14 +93,14 @@ class Slurm:
 
     def running(self) -> list[int]:
         """Ids of jobs whose program runs."""
-        return sorted(job for job, (_, pid) in self.started().items() if _sleeps(pid))
+        return sorted(job for job, (_, pid) in self.started().items() if _is_job(pid))
 
     def end(self, jobs: Sequence[int]) -> None:
         """Kill the jobs' programs; Slurm sees them end."""
         started = self.started()
         for job in jobs:
             (self._folder / "started" / str(job)).unlink()
-            if _sleeps(pid := started[job][1]):
+            if _is_job(pid := started[job][1]):
                 os.kill(pid, signal.SIGKILL)
 
     def cancel_all(self) -> None:
@@ -150,12 +150,13 @@ class Slurm:
         return done.stdout.strip()
 
 
-def _sleeps(pid: int) -> bool:
-    """Whether the process is a job's: ids are used again."""
+def _is_job(pid: int) -> bool:
+    """Whether the process is a job's: ids are used again. For a moment after its start is recorded it is still the shell."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == SLEEP.replace(" ", "\0").encode() + b"\0"
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return command == SLEEP.replace(" ", "\0").encode() + b"\0" or command.endswith(SCRIPT)
 
 
 def _posix(time: str) -> float:

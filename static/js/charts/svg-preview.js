@@ -55,18 +55,21 @@ export function drawPreview(plot, made, end) {
   // It stretches with the window: charts out of view keep their preview until they are scrolled to.
   const box = { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" };
   const svg = node("svg", { class: "preview", ...box, "aria-hidden": "true" });
+  const inner = { x: margin.l, y: margin.t, width: across, height: down };
+  const clipped = node("svg", { ...inner, viewBox: Object.values(inner).join(" ") });
+  svg.append(clipped);
   lines.forEach((trace, i) => {
     const d = path(trace.x, trace.y, px, py);
     const under = lines[i - 1];
     if (trace.fill === "tonexty")
-      svg.append(
+      clipped.append(
         node("path", {
           d: d + path(under.x.slice().reverse(), under.y.slice().reverse(), px, py).replace("M", "L"),
           fill: trace.fillcolor,
         }),
       );
     if (trace.line.width)
-      svg.append(
+      clipped.append(
         node("path", {
           class: "curve",
           d,

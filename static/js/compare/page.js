@@ -82,6 +82,7 @@ async function load() {
     if (mine !== newest) return;
     if (reply?.axis !== axis) cursor = null;
     reply = { ...got, axis };
+    $("refused").hidden = true;
   } catch (e) {
     if (mine !== newest) return;
     if (e instanceof ApiError && e.status < 500) refuse(e);
@@ -100,7 +101,7 @@ async function load() {
 }
 /* After the frame that shows the figures and previews of the curves: Plotly's megabytes would delay them. */
 async function loadCharts(mine) {
-  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  if (!document.hidden) await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   try {
     await loadPlotly();
   } catch (e) {
@@ -108,7 +109,7 @@ async function loadCharts(mine) {
     if (mine === newest) connection(false);
     return;
   }
-  if (mine === newest) draw();
+  if (reply) draw();
 }
 function refuse(e) {
   // the server refused: nothing is live until the next request
@@ -179,7 +180,7 @@ function choices() {
 function draw() {
   $("result").hidden = false;
   $("loading").hidden = true;
-  $("refused").hidden = true;
+  $("cursor").disabled = !Plotly;
   tokens();
   const listed = entries(reply, colours);
   const shown = shownView();
@@ -211,11 +212,9 @@ function draw() {
   );
 }
 function drawChart(node, made) {
-  if (Plotly) {
-    Plotly.react(node, made.data, made.layout, { ...T.config, doubleClick: false });
-    removePreview(node);
-  } else if (!v.view.zoom && made.layout.yaxis.type !== "log") drawPreview(node, made, made.layout.xaxis.range[1]);
-  else removePreview(node);
+  if (Plotly) Plotly.react(node, made.data, made.layout, { ...T.config, doubleClick: false });
+  removePreview(node);
+  if (!Plotly && !v.view.zoom && made.layout.yaxis.type !== "log") drawPreview(node, made, made.layout.xaxis.range[1]);
 }
 /* The choices, on the axis of the reply: another one may be chosen, and its reply not here yet. */
 const shownView = () => ({ ...view, axis: reply.axis, zoom: reply.axis === view.axis ? view.zoom : null });
@@ -271,7 +270,6 @@ function showCursor() {
   showValues(x);
 }
 function slide() {
-  if (!linked) return;
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
   const share = Number($("cursor").value) / 1000;
   const x = share >= 1 ? null : from + share * (to - from);
@@ -281,6 +279,7 @@ function slide() {
 }
 async function saveImage(name, node, title, format) {
   await charted;
+  if (!node.isConnected) return; // removed meanwhile
   Download.image(name, node, title, format, v.axis.title);
 }
 function listen() {
