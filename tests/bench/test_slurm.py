@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from oppo_bench.scheduler import slurm as slurm_module
 from oppo_bench.scheduler.race import compared
-from oppo_bench.scheduler.slurm import SLEEP, Slurm, running_slurm
+from oppo_bench.scheduler.slurm import JOB, Slurm, running_slurm
 from oppo_cli.home import Failure
 
 LOG = """\
@@ -52,31 +55,43 @@ def test_mean_cycles_are_read_from_the_statistics(slurm: Slurm, monkeypatch: pyt
     assert slurm.mean_cycles() == (None, 545.191)
 
 
-def test_only_a_jobs_own_program_is_killed(slurm: Slurm, tmp_path: Path) -> None:
-    job, other = subprocess.Popen(SLEEP.split()), subprocess.Popen(["sleep", "1000"])
+@contextmanager
+def started_jobs(slurm: Slurm, folder: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The script of jobs 1 to `count`, each as slurmd starts it, once all have recorded their starts."""
+    (folder / "slurm_script").write_text(JOB.format(folder=folder))
+    jobs = [
+        subprocess.Popen(["sh", str(folder / "slurm_script")], env=os.environ | {"SLURM_JOB_ID": str(number)})
+        for number in range(1, count + 1)
+    ]
     try:
-        for number, process in ((1, job), (2, other)):
-            (tmp_path / "started" / str(number)).write_text(f"12.5 {process.pid}\n")
+        while len(slurm.started()) < count:  # no pause: the last job is then still its shell, or is executing its program
+            assert all(job.poll() is None for job in jobs)
+        yield jobs
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+
+
+def test_a_job_is_killed_whatever_it_executes_after_its_start_is_recorded(slurm: Slurm, tmp_path: Path) -> None:
+    for _ in range(20):
+        before = time.time()
+        with started_jobs(slurm, tmp_path, 2) as jobs:
+            assert slurm.running() == [1, 2]
+            assert all(before <= (slurm.started_at(number) or 0) <= time.time() for number in (1, 2))
+            slurm.end([1, 2])
+            assert [job.wait() for job in jobs] == [-9, -9]
+            assert slurm.started() == {}
+
+
+def test_a_process_that_got_a_jobs_id_later_is_let_live(slurm: Slurm, tmp_path: Path) -> None:
+    with started_jobs(slurm, tmp_path, 2) as jobs:
+        at, pid, ticks = slurm.started()[2]
+        (tmp_path / "started" / "2").write_text(f"{at} {pid} {ticks - 1}\n")
         assert slurm.running() == [1]
-        assert slurm.started_at(1) == 12.5
         slurm.end([1, 2])
-        assert job.wait() == -9
-        assert other.poll() is None
-        assert slurm.started() == {}
-    finally:
-        job.kill()
-        other.kill()
-
-
-def test_a_job_that_has_just_started_is_killed_in_its_shell(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "slurm_script").write_text("read line\n")
-    job = subprocess.Popen(["sh", str(tmp_path / "slurm_script")], stdin=subprocess.PIPE)
-    try:
-        (tmp_path / "started" / "1").write_text(f"12.5 {job.pid}\n")
-        slurm.end([1])
-        assert job.wait() == -9
-    finally:
-        job.kill()
+        assert jobs[0].wait() == -9
+        assert jobs[1].poll() is None
 
 
 def test_a_machine_without_slurm_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,14 @@ GresTypes=gpu
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+# Field 22 of a process's stat is when it started, in ticks since the machine did: with the id it names one process.
 JOB = """#!/bin/sh
-echo "$(date +%s.%N) $$" >{folder}/started/.$SLURM_JOB_ID
+at=$(date +%s.%N)
+set -- $(cat /proc/$$/stat)
+echo "$at $$ ${{22}}" >{folder}/started/.$SLURM_JOB_ID
 mv {folder}/started/.$SLURM_JOB_ID {folder}/started/$SLURM_JOB_ID
-exec {sleep}
+exec sleep 1000000
 """
-SLEEP, SCRIPT = "sleep 1000000", b"/slurm_script\0"  # slurmd's copy of the job's script
 LINE = re.compile(r"\[([-\dT:.]+)\] (.*)")
 STARTED = re.compile(r"sched: Allocate JobId=(\d+)|sched/backfill: _start_job: Started JobId=(\d+)")
 CYCLE = re.compile(r"Mean cycle:\s+(\d+)")
@@ -80,11 +82,11 @@ class Slurm:
         limit = [f"--time={minutes}"] if minutes is not None else []
         return int(self._call("sbatch", "--parsable", *asked, *limit, str(self._folder / "job.sh")))
 
-    def started(self) -> dict[int, tuple[float, int]]:
-        """By job that `end` has not ended, when its program started, and its process id."""
+    def started(self) -> dict[int, tuple[float, int, int]]:
+        """By job that `end` has not ended: when its program started, its process id, and when that process started in ticks."""
         files = [file for file in (self._folder / "started").iterdir() if not file.name.startswith(".")]
         rows = {int(file.name): file.read_text().split() for file in files}
-        return {job: (float(at), int(pid)) for job, (at, pid) in rows.items()}
+        return {job: (float(at), int(pid), int(ticks)) for job, (at, pid, ticks) in rows.items()}
 
     def started_at(self, job: int) -> float | None:
         """When the job's program started; None if it has not."""
@@ -93,14 +95,15 @@ class Slurm:
 
     def running(self) -> list[int]:
         """Ids of jobs whose program runs."""
-        return sorted(job for job, (_, pid) in self.started().items() if _is_job(pid))
+        return sorted(job for job, (_, pid, ticks) in self.started().items() if _is_running(pid, ticks))
 
     def end(self, jobs: Sequence[int]) -> None:
         """Kill the jobs' programs; Slurm sees them end."""
         started = self.started()
         for job in jobs:
             (self._folder / "started" / str(job)).unlink()
-            if _is_job(pid := started[job][1]):
+            _, pid, ticks = started[job]
+            if _is_running(pid, ticks):
                 os.kill(pid, signal.SIGKILL)
 
     def cancel_all(self) -> None:
@@ -150,13 +153,13 @@ class Slurm:
         return done.stdout.strip()
 
 
-def _is_job(pid: int) -> bool:
-    """Whether the process is a job's: ids are used again. For a moment after its start is recorded it is still the shell."""
+def _is_running(pid: int, ticks: int) -> bool:
+    """Whether the process that started then runs. Ids are used again; a command is empty while its program is being executed."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return False
-    return command == SLEEP.replace(" ", "\0").encode() + b"\0" or command.endswith(SCRIPT)
+    return int(fields[18]) == ticks and state != "Z"
 
 
 def _posix(time: str) -> float:
@@ -215,7 +218,7 @@ def _configure(folder: Path, gpus: int) -> list[str]:
     )
     files = f"Name=gpu File={folder}/gpu[0-{GPUS_A_NODE - 1}]"
     (folder / "gres.conf").write_text("".join(f"NodeName={name} {files}\n" for name in names))
-    (folder / "job.sh").write_text(JOB.format(folder=folder, sleep=SLEEP))
+    (folder / "job.sh").write_text(JOB.format(folder=folder))
     return names
 
 
