@@ -107,6 +107,26 @@ def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform
     visitor.fits()
 
 
+def test_all_curves_in_view_are_seen_before_plotly_draws_them_one_by_one(visit, two_runs):
+    page = visit(viewport={"width": 1440, "height": 500}).page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#plot-reward .nsewdrag")
+    page.evaluate("""() => {
+      const { react } = window.Plotly;
+      const held = new Promise((done) => { window.release = done; });
+      window.Plotly.react = async (...chart) => (await held, react(...chart));
+    }""")
+    page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
+    panels = page.locator(".metric", has=page.locator(".preview path.curve"))
+    wait_until(lambda: page.wait_for_timeout(20) or panels.count() >= 4, "few curves", within_s=30)
+    plot = page.locator("[data-key='objective/kl']")
+    before = plot.locator("path.curve").last.bounding_box()
+    page.evaluate("window.release()")
+    after = plot.locator(".js-line").last.bounding_box()
+    assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
+    page.wait_for_function("() => !document.querySelector('.preview')")
+
+
 def test_headings_show_the_values_at_the_cursor_also_after_the_next_step(visit, platform):
     run_id = platform.submit("letters pointed at", steps=30)
     supervisor, story = platform.start(run_id)

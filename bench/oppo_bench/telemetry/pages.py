@@ -33,7 +33,7 @@ SCREEN = """() => {
     const { top, bottom, height } = plot.getBoundingClientRect();
     return height && bottom > 0 && top < innerHeight;
   });
-  return plots.every((plot) => plot.querySelector(".scatterlayer path.js-line")) && plots.length;
+  return plots.every((plot) => plot.querySelector("path.curve, .scatterlayer path.js-line")) && plots.length;
 }"""
 # Records in the page when a function is true: while a page executes Plotly, it does not answer Playwright for up to a second.
 SEEN = """(() => {

@@ -1,9 +1,11 @@
 /* A card with the chart of one metric, or of several.
      const panel = metricPanel({ title, keys, log }, { view, columns, menu, large })
-     panel.draw();  panel.read(x);  panel.purge();  panel.node, panel.plot */
+     panel.preview();  panel.draw();  panel.read(x);  panel.purge();  panel.node, panel.plot
+   Plotly takes a tenth of a second for a chart: `preview` shows the lines of one that is not drawn yet. */
 import { axisOf, roundTicks } from "../charts/axes.js";
 import { Plotly } from "../charts/plotly.js";
 import * as T from "../charts/plotly-theme.js";
+import { drawPreview, removePreview } from "../charts/svg-preview.js";
 import { el, icon, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 
@@ -60,9 +62,14 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
       annotations: noValue ? [centred("No value above 0 for a logarithmic axis")] : [],
     });
   }
+  function preview() {
+    if (panel.drawn || chart.log || view.zoomed) return;
+    drawPreview(plot, { data: rows().flatMap(traces), layout: layout() }, endOf() || 1);
+  }
   async function draw() {
     panel.drawn = true;
     await Plotly.react(plot, rows().flatMap(traces), layout(), large ? T.config : { ...T.config, doubleClick: false });
+    removePreview(plot);
   }
   function purge() {
     if (panel.drawn) Plotly.purge(plot);
@@ -79,7 +86,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
         ),
       );
   }
-  const panel = { chart, node, plot, draw, purge, read, drawn: false };
+  const panel = { chart, node, plot, preview, draw, purge, read, drawn: false };
   read(null);
   return panel;
 }

@@ -31,7 +31,11 @@ export function panelDrawer(columns, linked) {
   const isDrawable = (panel) => panel.chart.keys.every((key) => columns.get(key));
   function enter(panel) {
     near.add(panel);
-    if (isDrawable(panel)) waiting.add(panel);
+    if (isDrawable(panel)) queue(panel);
+  }
+  function queue(panel) {
+    waiting.add(panel);
+    panel.preview();
   }
   function leave(panel) {
     near.delete(panel);
@@ -77,7 +81,7 @@ export function panelDrawer(columns, linked) {
     for (let keys = missing(target); keys.length; keys = missing(target)) {
       const changed = new Set(await columns.load(keys, target));
       near.forEach((panel) => {
-        if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) waiting.add(panel);
+        if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) queue(panel);
       });
       await drawWaiting();
     }
