@@ -119,12 +119,34 @@ def test_all_curves_in_view_are_seen_before_plotly_draws_them_one_by_one(visit, 
     page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
     panels = page.locator(".metric", has=page.locator(".preview path.curve"))
     wait_until(lambda: page.wait_for_timeout(20) or panels.count() >= 4, "few curves", within_s=30)
-    plot = page.locator("[data-key='objective/kl']")
+    plot = page.locator("[data-key='critic/vf_loss']")
     before = plot.locator("path.curve").last.bounding_box()
     page.evaluate("window.release()")
     after = plot.locator(".js-line").last.bounding_box()
     assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
     page.wait_for_function("() => !document.querySelector('.preview')")
+
+
+def test_metrics_in_view_are_seen_before_plotly_is_read_and_full_screen_waits_for_it(visit, two_runs):
+    page, held = visit(viewport={"width": 1440, "height": 900}).page, []
+    page.route("**/vendor/plotly*", lambda route: held.append(route))
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=0")
+    page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
+    card = page.locator("[data-name='critic/vf_loss']")
+    card.locator(".preview path.curve").first.wait_for(state="attached")
+    assert card.locator(".reading b").inner_text() not in ("", "–")
+    card.locator("summary").click()
+    card.get_by_role("button", name="Full screen").click()
+    dialog = page.locator("dialog.full[open]")
+    expect(dialog.locator(".plot-full")).to_be_visible()
+    assert len(held) == 1
+    assert not page.locator(".js-plotly-plot").count()
+    held.pop().continue_()
+    expect(dialog.locator(".js-line").first).to_be_attached()
+    page.keyboard.press("Escape")
+    card.locator(".js-line").first.wait_for(state="attached")
+    expect(card.locator(".preview")).to_have_count(0)
 
 
 def test_headings_show_the_values_at_the_cursor_also_after_the_next_step(visit, platform):
@@ -255,8 +277,9 @@ RENEWED = """async () => {
     return new Response(body, { headers: { "content-type": "application/json" } });
   };
   const plot = document.querySelector("h1");
-  const panel = { plot, chart: { keys: ["slow"] }, purge() {}, read() {}, draw: async () => (drawn += 1) };
-  const drawer = panelDrawer(metricColumns({ axis: "step", zoomed: null }, 400), { add() {}, remove() {} });
+  const panel = { plot, chart: { keys: ["slow"] }, preview() {}, purge() {}, read() {}, draw: async () => (drawn += 1) };
+  const drawer = panelDrawer(metricColumns({ axis: "step", zoomed: null }, 400));
+  drawer.link({ add() {}, remove() {} });
   drawer.watch(panel);
   while (!drawn) await new Promise((done) => setTimeout(done));
   for (let i = 0; i < 50; i++) await new Promise((done) => setTimeout(done));

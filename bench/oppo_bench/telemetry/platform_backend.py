@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from oppo_bench.telemetry import load as load
-from oppo_bench.telemetry.pages import CHART, SCREEN, all_drawn, logged_in
+from oppo_bench.telemetry.pages import CHART, CURVE, all_drawn, logged_in, screen
 
 if TYPE_CHECKING:
     import httpx
@@ -97,7 +97,7 @@ class Ours:
         ready = f"""() => {{
           if (document.querySelectorAll(".metric").length <= 3) return 0;
           window.jumped ??= document.getElementById("metric-groups").scrollIntoView() ?? true;
-          return ({SCREEN})();
+          return ({screen(CURVE)})();
         }}"""
         return f"{self._base_url}/runs/{run}", ready
 

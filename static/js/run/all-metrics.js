@@ -1,5 +1,6 @@
 /* Every metric of the run as a small chart, grouped by the first part of its name and searched by text or regular expression;
-   above them the pinned charts. Charts are fetched and drawn when they are scrolled to: 300 metrics open as fast as a dozen. */
+   above them the pinned charts. Charts are fetched and drawn when they are scrolled to: 300 metrics open as fast as a dozen.
+   `link`, once Plotly is loaded: until then their lines are shown without ticks and cursor. */
 import { el, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { fullScreen } from "./full-screen.js";
@@ -8,11 +9,12 @@ import { metricPanel } from "./metric-panel.js";
 import { panelDrawer } from "./panel-drawer.js";
 import { pinnedCharts } from "./pinned-charts.js";
 import { run } from "./store.js";
+import { view } from "./training-view.js";
 
 const POINTS = 400; // of a chart, which is about as wide
 const $ = (id) => document.getElementById(id);
 const search = $("metric-search");
-const order = (a, b) => a.localeCompare(b, "en", { numeric: true });
+const { compare: order } = new Intl.Collator("en", { numeric: true });
 const prefixOf = (key) => (key.includes("/") ? key.slice(0, key.indexOf("/")) : "other");
 const keysNow = () => Object.keys(run.summary.latest || {}).sort(order);
 
@@ -63,59 +65,57 @@ function filter(panels) {
   $("metrics-none").hidden = found > 0 || all === 0;
 }
 
-/* `view`: the tab's choices; `linked`: the cursor and zoom of all charts. */
-export function allMetrics(view, linked) {
-  const columns = metricColumns(view, POINTS);
-  const drawer = panelDrawer(columns, linked);
-  const panels = new Map(); // by key
-  const openFull = (charts, i) => fullScreen(charts, i, view);
-  const visible = () => [...document.querySelectorAll("#metric-groups .metric:not([hidden])")].map((n) => n.dataset.name);
+/* --- panels ------------------------------------------------------------------------------------------------- */
+const columns = metricColumns(view, POINTS);
+const drawer = panelDrawer(columns);
+const panels = new Map(); // by key
+const openFull = (charts, i) => fullScreen(charts, i, view);
+const visible = () => [...document.querySelectorAll("#metric-groups .metric:not([hidden])")].map((n) => n.dataset.name);
 
-  const menuOf = (key) => () => {
-    const { chart } = panels.get(key);
-    return [
-      pinned.hasPinned(key) ? null : ["Pin", () => pinned.pin(chart)],
-      [
-        "Full screen",
-        () => {
-          const names = visible();
-          openFull(
-            names.map((name) => panels.get(name).chart),
-            names.indexOf(key),
-          );
-        },
-      ],
-      [chart.log ? "Linear axis" : "Logarithmic axis", () => setLog(key, !chart.log)],
-    ].filter(Boolean);
-  };
-  const panelOf = (key, log) => metricPanel({ title: "", keys: [key], log }, { view, columns, menu: menuOf(key) });
-  function setLog(key, log) {
-    const old = panels.get(key);
-    const panel = panelOf(key, log);
-    drawer.forget(old);
-    old.node.replaceWith(panel.node);
-    panels.set(key, panel);
-    drawer.watch(panel);
-    panel.node.querySelector("summary").focus();
-  }
-  /* Panels of metrics that the run has reported since. */
-  function addPanels() {
-    const fresh = keysNow().filter((key) => !panels.has(key));
-    fresh.forEach((key) => {
-      const panel = panelOf(key, false);
-      panels.set(key, panel);
-      insert(panel);
-      drawer.watch(panel);
-    });
-    if (fresh.length) filter(panels);
-  }
-  const pinned = pinnedCharts({ view, columns, drawer, keys: keysNow, openFull });
-  $("all-metrics").hidden = false;
-  search.addEventListener("input", () => filter(panels));
-  filter(panels);
-  run.follow(() => {
-    addPanels();
-    drawer.renew();
-  });
-  return { load: drawer.load, redraw: drawer.redraw, read: drawer.read };
+const menuOf = (key) => () => {
+  const { chart } = panels.get(key);
+  return [
+    pinned.hasPinned(key) ? null : ["Pin", () => pinned.pin(chart)],
+    [
+      "Full screen",
+      () => {
+        const names = visible();
+        openFull(
+          names.map((name) => panels.get(name).chart),
+          names.indexOf(key),
+        );
+      },
+    ],
+    [chart.log ? "Linear axis" : "Logarithmic axis", () => setLog(key, !chart.log)],
+  ].filter(Boolean);
+};
+const panelOf = (key, log) => metricPanel({ title: "", keys: [key], log }, { view, columns, menu: menuOf(key) });
+function setLog(key, log) {
+  const old = panels.get(key);
+  const panel = panelOf(key, log);
+  drawer.forget(old);
+  old.node.replaceWith(panel.node);
+  panels.set(key, panel);
+  drawer.watch(panel);
+  panel.node.querySelector("summary").focus();
 }
+/* Panels of metrics that the run has reported since. */
+function addPanels() {
+  const fresh = keysNow().filter((key) => !panels.has(key));
+  fresh.forEach((key) => {
+    const panel = panelOf(key, false);
+    panels.set(key, panel);
+    insert(panel);
+    drawer.watch(panel);
+  });
+  if (fresh.length) filter(panels);
+}
+const pinned = pinnedCharts({ view, columns, drawer, keys: keysNow, openFull });
+$("all-metrics").hidden = false;
+search.addEventListener("input", () => filter(panels));
+filter(panels);
+run.follow(() => {
+  addPanels();
+  drawer.renew();
+});
+export const { load, redraw, read, link } = drawer;

@@ -1,4 +1,5 @@
 /* One chart in a dialog of the window's size, in finer resolution; the arrow keys go to the previous and next one. */
+import { loadPlotly } from "../charts/plotly.js";
 import { tryAgain, ApiError } from "../core/api.js";
 import { el } from "../core/dom.js";
 import { metricColumns } from "./metric-columns.js";
@@ -43,6 +44,7 @@ export function fullScreen(charts, first, view) {
   async function loadAndDraw(shown) {
     const { step } = run.summary;
     while ((await columns.load(shown.chart.keys, step)).length);
+    await loadPlotly();
     if (shown !== panel || !box.open) return;
     await shown.draw();
     shown.read(null);

@@ -1,6 +1,7 @@
 /* Draws the panels that are in view or close to it, and fetches what they need.
-     const drawer = panelDrawer(columns, linked);  drawer.watch(panel);  drawer.forget(panel)
+     const drawer = panelDrawer(columns);  drawer.watch(panel);  drawer.forget(panel)
      drawer.load();  drawer.redraw();  drawer.renew()
+     drawer.link(linked)   once Plotly is loaded: until then panels show previews
    `load` fetches what panels lack, `renew` the run's newer steps, RENEW_MS after the previous ones are drawn.
    What is out of view is not kept drawn: hundreds of charts would be redrawn at every change of the window's size. */
 import * as api from "../core/api.js";
@@ -8,10 +9,11 @@ import { run } from "./store.js";
 
 const RENEW_MS = 4000;
 
-export function panelDrawer(columns, linked) {
+export function panelDrawer(columns) {
   const byPlot = new Map();
   const near = new Set();
   const waiting = new Set(); // panels to draw
+  let linked = null; // the cursor and zoom of all charts
   let { step } = run.summary; // up to which the panels show the run
   let pass = null;
   let again = false;
@@ -36,11 +38,12 @@ export function panelDrawer(columns, linked) {
   function queue(panel) {
     waiting.add(panel);
     panel.preview();
+    if (!linked) panel.read(null);
   }
   function leave(panel) {
     near.delete(panel);
     waiting.delete(panel);
-    linked.remove(panel.plot);
+    linked?.remove(panel.plot);
     panel.purge();
   }
   function watch(panel) {
@@ -98,7 +101,7 @@ export function panelDrawer(columns, linked) {
   }
   /* One chart in each task, so that scrolling stays smooth. */
   async function drawWaiting() {
-    while (waiting.size) {
+    while (linked && waiting.size) {
       const [panel] = waiting;
       waiting.delete(panel);
       await panel.draw();
@@ -110,9 +113,13 @@ export function panelDrawer(columns, linked) {
     }
   }
   function redraw() {
-    near.forEach((panel) => isDrawable(panel) && waiting.add(panel));
+    near.forEach((panel) => isDrawable(panel) && queue(panel));
+    load();
+  }
+  function link(charts) {
+    linked = charts;
     load();
   }
   const read = (x) => near.forEach((panel) => panel.drawn && panel.read(x));
-  return { watch, forget, load, redraw, renew, read };
+  return { watch, forget, load, redraw, renew, read, link };
 }

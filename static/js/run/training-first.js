@@ -1,5 +1,5 @@
 /* The Training tab before Plotly is loaded, which takes longest: draws the first charts as SVG once the metrics are there.
-   Plotly and training.js are loaded afterwards, so that megabytes of code do not delay the metrics. */
+   All metrics, as far as they are in view, follow; then Plotly and training.js, so that megabytes of code delay no metrics. */
 import { loadPlotly } from "../charts/plotly.js";
 import { drawPreview } from "../charts/svg-preview.js";
 import { tryAgain } from "../core/api.js";
@@ -20,11 +20,26 @@ function draw() {
       ["at", "by"].forEach((place, k) => setText(document.getElementById(`${place}-${name}`), made.say(last)[k]));
   });
 }
+/* Resolves after the next frame: what was drawn is visible, and older observers were told what is in view. In a background tab,
+   which has no frames, after LATEST_MS. */
+function framed() {
+  return new Promise((done) => {
+    const seen = new IntersectionObserver(() => {
+      seen.disconnect();
+      done();
+    });
+    seen.observe(document.body);
+    setTimeout(done, LATEST_MS);
+  });
+}
 let begun = false;
 async function loadCharts() {
   if (begun) return;
   begun = true;
   try {
+    const { load } = await import("./all-metrics.js");
+    await framed();
+    await load();
     await loadPlotly();
     await import("./training.js");
   } catch (e) {
@@ -37,5 +52,5 @@ firstLoad
   .then(draw, () => {
     /* training.js awaits the same promise and reports the error */
   })
-  .finally(() => requestAnimationFrame(() => setTimeout(loadCharts))); // after the frame in which they are visible
+  .finally(() => framed().then(loadCharts));
 setTimeout(loadCharts, LATEST_MS); // also in a background tab

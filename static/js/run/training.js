@@ -9,7 +9,7 @@ import { ApiError, tryAgain } from "../core/api.js";
 import { setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { shortcut } from "../core/keys.js";
-import { allMetrics } from "./all-metrics.js";
+import * as metrics from "./all-metrics.js";
 import { sampleCard } from "./sample-card.js";
 import { run } from "./store.js";
 import { CHARTS } from "./training-charts.js";
@@ -30,7 +30,7 @@ let decisionsAt = -1;
 let end = 0;
 let due = false;
 const linked = T.linked(read, onZoom);
-const metrics = allMetrics(view, linked);
+metrics.link(linked);
 
 function axisOf(column) {
   const top = column.x[column.x.length - 1] || 0;
