@@ -149,6 +149,40 @@ def test_metrics_in_view_are_seen_before_plotly_is_read_and_full_screen_waits_fo
     expect(card.locator(".preview")).to_have_count(0)
 
 
+EMA = """async ([y, weight]) => {
+  const { ema } = await import("/static/js/charts/plotly-theme.js");
+  return ema(y, weight);
+}"""
+
+
+def test_smoothing_is_the_bias_corrected_mean_and_keeps_a_constant(visit, two_runs):
+    page = visit().page
+    page.goto("/runs")
+    assert page.evaluate(EMA, [[0.03] * 1000, 0.6]) == [0.03] * 1000
+    y, mean, weights = [3.0, None, -1.0, 0.5, 8.0], 0.0, 0.0
+    smoothed = page.evaluate(EMA, [y, 0.9])
+    for value, at in zip(y, smoothed, strict=True):
+        if value is None:
+            assert at is None
+            continue
+        mean, weights = 0.9 * mean + 0.1 * value, 0.9 * weights + 0.1
+        assert at == pytest.approx(mean / weights, rel=1e-12)
+
+
+def test_the_first_step_is_seen_as_dots(visit, platform):
+    run_id = platform.submit("letters begun", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit(viewport={"width": 1440, "height": 2600}).page
+    page.goto(f"/runs/{run_id}")
+    for plot in ("#plot-reward", "#plot-kl", "[data-key='critic/vf_loss']"):
+        dot = page.locator(plot).locator(".points path").first
+        expect(dot).to_be_attached()
+        assert dot.bounding_box()["width"] > 4
+    supervisor.tell(list(story.tell(1)))
+    expect(page.locator("#plot-reward .points path")).to_have_count(0)
+
+
 def test_headings_show_the_values_at_the_cursor_also_after_the_next_step(visit, platform):
     run_id = platform.submit("letters pointed at", steps=30)
     supervisor, story = platform.start(run_id)

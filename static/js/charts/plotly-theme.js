@@ -149,15 +149,23 @@ function idleArea(x, y, cause, group) {
   };
 }
 function ema(y, weight) {
-  // bias-corrected, as in other trackers
-  let m = 0;
+  // bias-corrected, as in other trackers; by differences, so that a constant stays exactly constant
+  let mean = 0;
   let n = 0;
   return y.map((v) => {
     if (v === null) return null; // not finite when it was recorded: a gap, not a zero
-    m = weight * m + (1 - weight) * v;
     n = weight * n + (1 - weight);
-    return m / n;
+    mean += ((1 - weight) / n) * (v - mean);
+    return mean;
   });
+}
+/* Lines of a run's first step as dots: nothing is seen of a line with one point. */
+function dotted(data) {
+  return data.map((t) =>
+    t.mode === "lines" && t.x.length === 1 && t.line.width > 0
+      ? { ...t, mode: "lines+markers", marker: { color: t.line.color, size: 6 } }
+      : t,
+  );
 }
 function onChange(redraw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -259,6 +267,7 @@ export {
   band,
   idleArea,
   ema,
+  dotted,
   onChange,
   linked,
 };

@@ -68,7 +68,8 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
   }
   async function draw() {
     panel.drawn = true;
-    await Plotly.react(plot, rows().flatMap(traces), layout(), large ? T.config : { ...T.config, doubleClick: false });
+    const data = T.dotted(rows().flatMap(traces));
+    await Plotly.react(plot, data, layout(), large ? T.config : { ...T.config, doubleClick: false });
     removePreview(plot);
   }
   function purge() {

@@ -114,7 +114,7 @@ function drawOne(name) {
   const plot = $(`plot-${name}`);
   drawn[name] = made;
   newest[name] = view.zoomed ? CHARTS[name]({ ...view, series: series.whole }) : made;
-  return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() => {
+  return Plotly.react(plot, T.dotted(made.data), layoutOf(name, made, axisOf(made.column)), T.config).then(() => {
     removePreview(plot);
     linked.add(plot);
   });

@@ -110,7 +110,7 @@ function drawOne(name) {
   const plot = $(`plot-${name}`);
   const made = charts[name](view);
   if (made.say !== undefined && $(`at-${name}`)) setText($(`at-${name}`), made.say);
-  return Plotly.react(plot, made.data, layout(made), T.config);
+  return Plotly.react(plot, T.dotted(made.data), layout(made), T.config);
 }
 /* --- devices ------------------------------------------------------------ */
 const cardOf = (name) => $("devices").querySelector(`[data-device="${CSS.escape(name)}"]`);
