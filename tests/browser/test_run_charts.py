@@ -140,6 +140,7 @@ def test_metrics_in_view_are_seen_before_plotly_is_read_and_full_screen_waits_fo
     card.get_by_role("button", name="Full screen").click()
     dialog = page.locator("dialog.full[open]")
     expect(dialog.locator(".plot-full")).to_be_visible()
+    dialog.locator(".preview path.curve").first.wait_for(state="attached")
     assert len(held) == 1
     assert not page.locator(".js-plotly-plot").count()
     held.pop().continue_()
@@ -147,6 +148,16 @@ def test_metrics_in_view_are_seen_before_plotly_is_read_and_full_screen_waits_fo
     page.keyboard.press("Escape")
     card.locator(".js-line").first.wait_for(state="attached")
     expect(card.locator(".preview")).to_have_count(0)
+
+
+def test_a_request_for_metrics_in_view_that_hangs_does_not_keep_the_other_charts_from_being_drawn(visit, two_runs):
+    page = visit(viewport={"width": 1440, "height": 2600}).page
+    page.route("**/metrics?keys=actor*", lambda route: None)
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("[data-name='actor/entropy']")
+    page.wait_for_selector("#plot-reward .nsewdrag")
+    expect(page.locator("[data-name='actor/entropy'] :is(.preview, .main-svg)")).to_have_count(0)
+    page.unroute("**/metrics?keys=actor*")
 
 
 EMA = """async ([y, weight]) => {

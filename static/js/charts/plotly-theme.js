@@ -149,6 +149,7 @@ function idleArea(x, y, cause, group) {
   };
 }
 function ema(y, weight) {
+  if (!weight) return y;
   // bias-corrected, as in other trackers; by differences, so that a constant stays exactly constant
   let mean = 0;
   let n = 0;
@@ -161,11 +162,9 @@ function ema(y, weight) {
 }
 /* Lines of a run's first step as dots: nothing is seen of a line with one point. */
 function dotted(data) {
-  return data.map((t) =>
-    t.mode === "lines" && t.x.length === 1 && t.line.width > 0
-      ? { ...t, mode: "lines+markers", marker: { color: t.line.color, size: 6 } }
-      : t,
-  );
+  const isDot = (t) => t.mode === "lines" && t.x.length === 1 && t.line.width > 0 && !(t.stackgroup && !t.y[0]);
+  const dot = (t) => ({ mode: "lines+markers", marker: { color: t.line.color, size: 6 }, cliponaxis: false });
+  return data.map((t) => (isDot(t) ? { ...t, ...dot(t) } : t));
 }
 function onChange(redraw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -44,6 +44,8 @@ export function fullScreen(charts, first, view) {
   async function loadAndDraw(shown) {
     const { step } = run.summary;
     while ((await columns.load(shown.chart.keys, step)).length);
+    shown.preview();
+    shown.read(null);
     await loadPlotly();
     if (shown !== panel || !box.open) return;
     await shown.draw();

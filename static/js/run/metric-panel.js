@@ -63,8 +63,10 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
     });
   }
   function preview() {
-    if (panel.drawn || chart.log || view.zoomed) return;
-    drawPreview(plot, { data: rows().flatMap(traces), layout: layout() }, endOf() || 1);
+    if (panel.drawn) return;
+    removePreview(plot);
+    if (!chart.log && !view.zoomed)
+      drawPreview(plot, { data: rows().flatMap(traces), layout: layout() }, endOf() || 1);
   }
   async function draw() {
     panel.drawn = true;
@@ -74,6 +76,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
   }
   function purge() {
     if (panel.drawn) Plotly.purge(plot);
+    else removePreview(plot);
     panel.drawn = false;
   }
   /* Values at a place of the axis; the run's newest for null. */

@@ -38,7 +38,7 @@ export function panelDrawer(columns) {
   function queue(panel) {
     waiting.add(panel);
     panel.preview();
-    if (!linked) panel.read(null);
+    if (!panel.drawn) panel.read(linked ? linked.at : null);
   }
   function leave(panel) {
     near.delete(panel);

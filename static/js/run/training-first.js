@@ -20,17 +20,18 @@ function draw() {
       ["at", "by"].forEach((place, k) => setText(document.getElementById(`${place}-${name}`), made.say(last)[k]));
   });
 }
-/* Resolves after the next frame: what was drawn is visible, and older observers were told what is in view. In a background tab,
-   which has no frames, after LATEST_MS. */
+const later = (ms) => new Promise((done) => setTimeout(done, ms));
+/* Resolves after the next frame: what was drawn is visible, and older observers were told what is in view. A background tab has no
+   frames. */
 function framed() {
-  return new Promise((done) => {
+  const observed = new Promise((done) => {
     const seen = new IntersectionObserver(() => {
       seen.disconnect();
       done();
     });
     seen.observe(document.body);
-    setTimeout(done, LATEST_MS);
   });
+  return Promise.race([observed, later(LATEST_MS)]);
 }
 let begun = false;
 async function loadCharts() {
@@ -39,7 +40,7 @@ async function loadCharts() {
   try {
     const { load } = await import("./all-metrics.js");
     await framed();
-    await load();
+    await Promise.race([load().catch(reportError), later(LATEST_MS)]);
     await loadPlotly();
     await import("./training.js");
   } catch (e) {
@@ -53,4 +54,4 @@ firstLoad
     /* training.js awaits the same promise and reports the error */
   })
   .finally(() => framed().then(loadCharts));
-setTimeout(loadCharts, LATEST_MS); // also in a background tab
+later(LATEST_MS).then(loadCharts); // also while the first request hangs
