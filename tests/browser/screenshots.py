@@ -26,6 +26,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 RESPONSES = ":is(#prompts article, #nothing:not([hidden]))"  # of held-out prompts, of which a run may have none
 # Pictures of a page further down, with what is scrolled to; and after a key, with what it opens.
 SCROLLED = {"metrics": "#h-pinned", "plan-and-actual": ".plan-review tbody tr:last-child"}
+# Plotly has drawn every chart in view.
+DRAWN = """() => [...document.querySelectorAll(".plot")].every((plot) => {
+  const { top, bottom, height } = plot.getBoundingClientRect();
+  return !height || bottom < 0 || top > innerHeight || plot.querySelector(".main-svg");
+})"""
 OPENED = {"palette": ("Control+k", "dialog.palette[open]")}
 
 
@@ -67,7 +72,8 @@ def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> Non
             if name in OPENED:
                 page.keyboard.press(OPENED[name][0])
                 page.wait_for_selector(OPENED[name][1])
-            page.wait_for_timeout(1500)  # the last chart is drawn
+            page.wait_for_function(DRAWN)
+            page.wait_for_timeout(1500)  # a change of colours has ended, and a canvas is drawn
             page.screenshot(path=folder / f"{name}{suffix}.png")
             page.close()
         context.close()
