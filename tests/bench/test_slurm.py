@@ -64,7 +64,7 @@ def started_jobs(slurm: Slurm, folder: Path, count: int) -> Iterator[list[subpro
         for number in range(1, count + 1)
     ]
     try:
-        while len(slurm.started()) < count:  # no pause: the last job is then still its shell, or is executing its program
+        while len(slurm.started()) < count:  # no pause: the last job is then still its shell, or has just replaced it
             assert all(job.poll() is None for job in jobs)
         yield jobs
     finally:
@@ -84,7 +84,7 @@ def test_a_job_is_killed_whatever_it_executes_after_its_start_is_recorded(slurm:
             assert slurm.started() == {}
 
 
-def test_a_process_that_got_a_jobs_id_later_is_let_live(slurm: Slurm, tmp_path: Path) -> None:
+def test_another_process_with_a_jobs_id_is_not_killed(slurm: Slurm, tmp_path: Path) -> None:
     with started_jobs(slurm, tmp_path, 2) as jobs:
         at, pid, ticks = slurm.started()[2]
         (tmp_path / "started" / "2").write_text(f"{at} {pid} {ticks - 1}\n")

@@ -197,8 +197,8 @@ def all_drawn(selector: str, count: int) -> str:
 
 
 def screen(curve: str) -> str:
-    """JavaScript function: the number of metrics in the window, once each has such an element. It asks for the cards' places
-    alone: a place within a card out of view would make Chromium lay it out.
+    """JavaScript function: the number of metrics in the window, once each has such an element. It reads the rectangles of
+    the cards alone: that of an element in a card out of view would make Chromium lay out the card.
     """
     return f"""() => {{
       const cards = [...document.querySelectorAll(".metric")].filter((card) => {{
