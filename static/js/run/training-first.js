@@ -21,7 +21,8 @@ function draw() {
   });
 }
 const later = (ms) => new Promise((done) => setTimeout(done, ms));
-/* Resolves after the next frame: what was drawn is visible, and older observers have been called. A background tab has no frames. */
+/* Resolves after the next frame: what was drawn is visible, and older observers have been called. A background tab has no
+   frames. */
 function framed() {
   const observed = new Promise((done) => {
     const seen = new IntersectionObserver(() => {
