@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from django.db import connection
-from django.db.models import DateTimeField, Expression, Func, Value
+from django.db.models import DateTimeField, Expression, FloatField, Func, Value
 
 
 class Clock(Protocol):
@@ -93,3 +93,11 @@ def use_clock(clock: Clock) -> Iterator[None]:
         yield
     finally:
         _clock = before
+
+
+class Posix(Func):
+    """A timestamp of the database as POSIX seconds; for thousands of rows, because conversion to datetime takes 10 µs."""
+
+    template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
+    arity = 1
+    output_field = FloatField()

@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant("a gang starts with a device less", ClusterDevices, "fit", _half(ClusterDevices.fit), "gangs_whole"),
     Mutant("so many nodes are so many at most", placement, "select_even", _as_it_comes, "exact_nodes"),
     Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
-    Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
+    Mutant("ties are broken by chance", queue, "PLACE_IN_TEAM", lambda run: -run.priority, "deterministic"),
     Mutant(
         "young runs are stopped", PlanState, "may_stop", lambda state, run: run.run_id not in state.leaving, "victims_allowed"
     ),

@@ -15,7 +15,7 @@ from oppo_platform.cluster import services as cluster
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs import attempts, lifecycle
 from oppo_platform.runs.models import Allocation, Attempt
-from oppo_platform.scheduling import cycle, dispatch, liveness
+from oppo_platform.scheduling import cycle, dispatch, liveness, wait_reasons
 from oppo_platform.telemetry import ingest
 from oppo_platform.telemetry.models import ProducerMark
 from oppo_platform.usecases import node_heartbeat
@@ -107,7 +107,7 @@ real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, node_hear
 real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster.update_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
-    "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 3),
+    "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 32),
     "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (lifecycle, "end_attempt", keeps_devices)], 0),
     "a fence that trusts the silent": ([(liveness, "fence", trusting_fence)], 28),
     "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
@@ -117,7 +117,7 @@ BROKEN = {
     "a wish that waits for nobody": ([(lifecycle, "_request_stop", lambda attempt, within_s: False)], 96),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
-    "a cycle that gives no reasons": ([(cycle, "store_reasons", lambda decisions, now, kept: 0)], 0),
+    "a cycle that gives no reasons": ([(wait_reasons, "_store_reasons", lambda decisions, now, known: {})], 0),
 }
 
 

@@ -15,31 +15,32 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Count, F, Q, TextField
-from django.db.models.functions import Cast
+from django.db.models.functions import Cast, Coalesce
 
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.wire import ANY_HUB_MODEL, SUPPORTED_VERSIONS
 from oppo_platform.accounts.models import Team
+from oppo_platform.clock import Posix
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.projects.models import Project
-from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, Checkpoint, Run, Transition
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, TeamQuota, TeamShare
-from oppo_platform.scheduling.usage import decayed_usage
+from oppo_platform.scheduling.usage import Unsettled, decayed_usage, unsettled
 
 MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
 # Plain rows instead of model instances: with ten thousand queued runs instances alone would take longer than the plan.
 WAITING = (
-    "id", "project__team_id", "priority", "devices", "needs_text", "queued_at", "preemptible",
-    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before",
+    "id", "project__team_id", "priority", "devices", "needs_text", "queued", "preemptible",
+    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "blocked_until",
 )  # fmt: skip
 RUNNING = (
     "id", "run_id", "run__project__team_id", "run__priority", "run__preemptible", "run__state", "run__step", "run__total_steps",
-    "run__elapsed_s", "run__max_runtime_s", "created_at", "claimed_at",
+    "run__elapsed_s", "run__max_runtime_s", "began",
 )  # fmt: skip
 
 
@@ -56,15 +57,15 @@ def waiting_runs() -> KeptRows[policy.WaitingRun]:
 
 def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = None) -> policy.Snapshot:
     """The snapshot for `policy.plan`. `kept`: the waiting runs of earlier snapshots."""
-    unreleased = Allocation.objects.filter(released_at__isnull=True).order_by("device_id")
-    held = list(unreleased.values_list("attempt_id", "attempt__run_id", "device_id"))
-    nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
+    allocations = unsettled()
+    held = [allocation for allocation in allocations if allocation.end is None]
+    nodes = _nodes({allocation.device_id: allocation.run_id for allocation in held})
     waiting = kept.rows(RunState.QUEUED) if kept is not None else _read_waiting()
     homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
         nodes=nodes,
-        teams=_teams(now),
+        teams=_teams(now, allocations),
         waiting=_with_history(waiting, homes, preempted),
         running=_running(nodes, held, preempted, now),
         reservations=_reservations(),
@@ -105,7 +106,10 @@ def _pools() -> tuple[policy.Pool, ...]:
 def _read_waiting(run_ids: Sequence[int] | None = None) -> dict[int, policy.WaitingRun]:
     """The waiting runs, or those of them with these ids."""
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
+    queued = queued.annotate(
+        needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()),
+        queued=Posix("queued_at"), blocked_until=Posix("not_before"),
+    )  # fmt: skip
     chosen = queued.values(*WAITING)
     chosen = chosen[:MOST_WAITING] if run_ids is None else chosen.filter(pk__in=run_ids)
     return {row["id"]: _waiting(row) for row in chosen}
@@ -131,13 +135,13 @@ def _waiting(row: dict[str, Any]) -> policy.WaitingRun:
         nodes=nodes,
         needs=needs,
         # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
-        submitted_at=row["queued_at"].timestamp(),
+        submitted_at=row["queued"],
         preemptible=row["preemptible"],
         max_runtime_s=row["max_runtime_s"],
         steps_left=row["total_steps"] - row["step"],
         steps_per_s=_pace(row["step"], row["elapsed_s"]),
         excluded_nodes=_numbers(row["excluded_text"]),
-        not_before=_posix(row["not_before"]),
+        not_before=row["blocked_until"],
     )
 
 
@@ -170,27 +174,28 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
         offers[node_id].add((kind, entry_id))
     fresh = set(live_nodes().values_list("pk", flat=True))
     full = set(low_disks().values_list("node_id", flat=True))
+    rows = Node.objects.filter(pool__isnull=False).order_by("pk")
     return tuple(
         policy.Node(
-            node_id=node.pk,
-            name=node.name,
-            pool_id=node.pool_id,
-            devices=tuple(devices[node.pk]),
-            offers=frozenset(offers[node.pk]),
-            connected=node.pk in fresh,
-            draining=node.drained_at is not None or node.wire_version not in SUPPORTED_VERSIONS,
-            low_disk=node.pk in full,
+            node_id=pk,
+            name=name,
+            pool_id=pool_id,
+            devices=tuple(devices[pk]),
+            offers=frozenset(offers[pk]),
+            connected=pk in fresh,
+            draining=drained_at is not None or wire_version not in SUPPORTED_VERSIONS,
+            low_disk=pk in full,
         )
-        for node in Node.objects.filter(pool__isnull=False).order_by("pk")
+        for pk, name, pool_id, drained_at, wire_version in rows.values_list("pk", "name", "pool_id", "drained_at", "wire_version")
     )
 
 
-def _teams(now: datetime) -> tuple[policy.Team, ...]:
+def _teams(now: datetime, allocations: Sequence[Unsettled]) -> tuple[policy.Team, ...]:
     quotas: dict[int, dict[int, policy.Quota]] = defaultdict(dict)
     for quota in TeamQuota.objects.all():
         quotas[quota.team_id][quota.pool_id] = policy.Quota(quota.nominal, quota.borrow_cap)
     weights = dict(TeamShare.objects.values_list("team_id", "weight"))
-    used = decayed_usage(now)
+    used = decayed_usage(now, allocations)
     return tuple(
         policy.Team(pk, name, weights.get(pk, 1.0), quotas[pk], used.get(pk, 0.0), now.timestamp())
         for pk, name in Team.objects.order_by("pk").values_list("pk", "name")
@@ -198,40 +203,45 @@ def _teams(now: datetime) -> tuple[policy.Team, ...]:
 
 
 def _running(
-    nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], preempted: dict[int, int], now: datetime
+    nodes: tuple[policy.Node, ...], held: Sequence[Unsettled], preempted: dict[int, int], now: datetime
 ) -> tuple[policy.RunningRun, ...]:
     node_of = {device.device_id: node.node_id for node in nodes for device in node.devices}
     devices: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for attempt_id, _, device_id in held:
-        if device_id in node_of:  # a device that its node no longer reports cannot be assigned
-            devices[attempt_id][node_of[device_id]].append(device_id)
-    terms = {term.attempt_id: term for term in BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)}
-    rows = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id").values(*RUNNING)
+    for allocation in held:
+        if (node_id := node_of.get(allocation.device_id)) is not None:  # None: its node no longer reports the device
+            devices[allocation.attempt_id][node_id].append(allocation.device_id)
+    conditions = BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)
+    terms = {
+        attempt_id: policy.Backfill(for_run_id, until)
+        for attempt_id, for_run_id, until in conditions.values_list("attempt_id", "for_run_id", Posix("until"))
+    }
+    live = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id")
+    rows = live.annotate(began=Posix(Coalesce("claimed_at", "created_at"))).values(*RUNNING)
     return tuple(
-        _running_run(row, devices[row["id"]], terms.get(row["id"]), preempted.get(row["run_id"], 0), now) for row in rows
+        _running_run(row, devices[row["id"]], terms.get(row["id"]), preempted.get(row["run_id"], 0), now.timestamp())
+        for row in rows
     )
 
 
 def _running_run(
-    row: dict[str, Any], devices: dict[int, list[int]], term: BackfillTerm | None, preempted: int, now: datetime
+    row: dict[str, Any], devices: dict[int, list[int]], term: policy.Backfill | None, preempted: int, now: float
 ) -> policy.RunningRun:
-    began: datetime = row["claimed_at"] or row["created_at"]
     pace = _pace(row["run__step"], row["run__elapsed_s"])
     ends = []
     if pace is not None:
-        ends.append(now.timestamp() + (row["run__total_steps"] - row["run__step"]) / pace)
+        ends.append(now + (row["run__total_steps"] - row["run__step"]) / pace)
     if row["run__max_runtime_s"] is not None:
-        ends.append(max(now.timestamp(), began.timestamp() + row["run__max_runtime_s"]))
+        ends.append(max(now, row["began"] + row["run__max_runtime_s"]))
     return policy.RunningRun(
         run_id=row["run_id"],
         team_id=row["run__project__team_id"],
         devices={node_id: tuple(ids) for node_id, ids in devices.items()},
         priority=row["run__priority"],
         preemptible=row["run__preemptible"],
-        started_at=began.timestamp(),
+        started_at=row["began"],
         expected_end=min(ends, default=None),
         stopping=row["run__state"] in STOPPING,
-        backfill=policy.Backfill(term.for_run_id, term.until.timestamp()) if term else None,
+        backfill=term,
         preempted=preempted,
     )
 

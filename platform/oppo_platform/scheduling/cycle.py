@@ -23,7 +23,7 @@ from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.liveness import credit_downtime, fence_absent, fence_expired, release_unclaimed
 from oppo_platform.scheduling.policy import Decisions, WaitingRun, plan
 from oppo_platform.scheduling.usage import settle
-from oppo_platform.scheduling.wait_reasons import StoredReason, store_beat, store_reasons, store_reservations, stored_reasons
+from oppo_platform.scheduling.wait_reasons import StoredCycle, store_reservations, store_waiting
 
 LOCK_KEY = 0x4F50504F  # "OPPO"
 
@@ -45,12 +45,12 @@ class CycleResult:
         return {"placed": self.placed, "preempted": self.preempted, "fenced": self.fenced, "waiting": waiting, "sent": self.sent}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
-    """Rows that a scheduler process keeps between its cycles."""
+    """What a scheduler process keeps between its cycles, so that it reads and writes what has changed."""
 
     waiting: KeptRows[WaitingRun] = field(default_factory=waiting_runs)
-    reasons: KeptRows[StoredReason] = field(default_factory=stored_reasons)
+    stored: StoredCycle | None = None
 
 
 def run_cycle(kept: Kept | None = None) -> CycleResult | None:
@@ -67,9 +67,9 @@ def run_cycle(kept: Kept | None = None) -> CycleResult | None:
         decisions = plan(build_snapshot(now, kept.waiting), now.timestamp())
         placed = allocate(decisions.placements, now)
         preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
-        store_reasons(decisions, now, kept.reasons)
         store_reservations(decisions)
-        store_beat(decisions, last, now)
+        stored = store_waiting(decisions, now, last, kept.stored)
+    kept.stored = stored
     took_s = time.monotonic() - started
     return CycleResult(decisions, placed, preempted, fenced, took_s, sent=send_due())
 

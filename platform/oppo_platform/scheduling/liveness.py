@@ -24,19 +24,19 @@ SILENT = "The worker on node {} sent no heartbeat until the lease expired"
 FELL_SILENT = "Node {} stopped sending heartbeats before the run started"
 
 
-def credit_downtime(now: datetime) -> SchedulerBeat:
+def credit_downtime(now: datetime) -> datetime:
     """Extend all deadlines by the time without a scheduler, in which leases may not have been renewable.
 
-    Returns the beat of the last cycle.
+    Returns the time of the last cycle; `now` if this is the first.
     """
-    beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
+    beat, first = SchedulerBeat.objects.defer("order").get_or_create(pk=1, defaults={"last_cycle_at": now})
     gap = now - beat.last_cycle_at
     if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):
         live = Attempt.objects.filter(state__in=LIVE_ATTEMPT)
         live.update(lease_expires_at=F("lease_expires_at") + gap, rendezvous_by=F("rendezvous_by") + gap)
         Launch.objects.filter(state=LaunchState.CLAIMED).update(lease_expires_at=F("lease_expires_at") + gap)
         log.info("leases credited", gap_s=round(gap.total_seconds(), 1))
-    return beat
+    return beat.last_cycle_at
 
 
 def fence_expired(now: datetime) -> int:

@@ -6,15 +6,17 @@ ones are added at query time.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Count
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.models import Team
+from oppo_platform.clock import Posix
 from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.policy.fair_share import accrued, decayed
@@ -45,9 +47,9 @@ def run_device_hours(run: Run, now: datetime) -> DeviceHours:
     return DeviceHours(device_hours=whole.total_seconds() / 3600, devices=sum(live for _, live in held))
 
 
-def decayed_seconds(start: datetime, end: datetime, now: datetime, half_life_s: float) -> float:
-    """Decayed device-seconds at `now` of one device held from `start` to `end`."""
-    return decayed(accrued(1, (end - start).total_seconds(), half_life_s), (now - end).total_seconds(), half_life_s)
+def decayed_seconds(start: float, end: float, now: float, half_life_s: float) -> float:
+    """Decayed device-seconds at `now` of one device held from `start` to `end`, in POSIX seconds."""
+    return decayed(accrued(1, end - start, half_life_s), now - end, half_life_s)
 
 
 @transaction.atomic
@@ -65,7 +67,7 @@ def settle(now: datetime) -> int:
         return 0
     added: dict[int, float] = defaultdict(float)
     for _, team_id, start, end in rows:
-        added[team_id] += decayed_seconds(start, end, now, half_life)
+        added[team_id] += decayed_seconds(start.timestamp(), end.timestamp(), now.timestamp(), half_life)
     known = {usage.team_id: usage for usage in Usage.objects.select_for_update().filter(team_id__in=added).order_by("team_id")}
     for team_id, seconds in added.items():
         usage = known.setdefault(team_id, Usage(team_id=team_id, at=now))
@@ -77,17 +79,41 @@ def settle(now: datetime) -> int:
     return len(rows)
 
 
-def decayed_usage(now: datetime) -> dict[int, float]:
-    """Decayed device-seconds of every team that has used a device, held ones included."""
-    half_life = settings.OPPO_USAGE_HALF_LIFE_S
+class Unsettled(NamedTuple):
+    """An allocation that `Usage` does not have: held, or released since the last cycle."""
+
+    device_id: int
+    attempt_id: int
+    run_id: int
+    team_id: int
+    start: float  # POSIX seconds
+    end: float | None
+
+
+def unsettled() -> list[Unsettled]:
+    """All of them, by device."""
+    fields = (
+        "device_id",
+        "attempt_id",
+        "attempt__run_id",
+        "attempt__run__project__team_id",
+        Posix("created_at"),
+        Posix("released_at"),
+    )
+    rows = Allocation.objects.filter(settled=False).order_by("device_id").values_list(*fields)
+    return [Unsettled(*row) for row in rows]
+
+
+def decayed_usage(now: datetime, allocations: Iterable[Unsettled] | None = None) -> dict[int, float]:
+    """Decayed device-seconds of every team that has used a device, held ones included. `allocations`: if already read."""
+    half_life, instant = settings.OPPO_USAGE_HALF_LIFE_S, now.timestamp()
     used: dict[int, float] = defaultdict(float)
     for team_id, seconds, at in Usage.objects.values_list("team_id", "device_seconds", "at"):
         used[team_id] += decayed(seconds, (now - at).total_seconds(), half_life)
-    unsettled = Allocation.objects.filter(settled=False).values_list(
-        "attempt__run__project__team_id", "created_at", "released_at"
-    )
-    for team_id, start, end, devices in unsettled.annotate(devices=Count("pk")).order_by():  # a run's devices are equal
-        used[team_id] += devices * decayed_seconds(start, end or now, now, half_life)
+    rows = unsettled() if allocations is None else allocations
+    equal = Counter((row.team_id, row.start, row.end) for row in rows)  # those of a run's devices
+    for (team_id, start, end), devices in equal.items():
+        used[team_id] += devices * decayed_seconds(start, instant if end is None else end, instant, half_life)
     return dict(used)
 
 

@@ -6,12 +6,12 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from oppo_platform.runs.transitions import update_waiting_reasons
-from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.policy import Decisions, Reason
 
@@ -29,48 +29,61 @@ class StoredReason(NamedTuple):
     estimated_start: datetime | None
 
 
-def stored_reasons() -> KeptRows[StoredReason]:
-    """The stored reasons."""
-    table = WaitingReason._meta.db_table
-    return KeptRows(f"SELECT string_agg(run_id || ':' || xmin || ctid, ' ') FROM {table}", _read_stored)  # noqa: S608 - no input
+@dataclass(frozen=True, slots=True)
+class StoredCycle:
+    """What a cycle stored about waiting runs. It holds as long as `SchedulerBeat` names that cycle as the last one."""
+
+    at: datetime
+    reasons: Mapping[int, StoredReason]
+    order: tuple[int, ...]
 
 
-def _read_stored(run_ids: Sequence[int]) -> dict[int, StoredReason]:
-    rows = WaitingReason.objects.filter(run_id__in=run_ids).values_list("run_id", *StoredReason._fields)
-    equal: dict[StoredReason, StoredReason] = {}  # few differ, and equal ones are compared once (`store_reasons`)
+def read_reasons() -> dict[int, StoredReason]:
+    """The stored reasons, by run id."""
+    rows = WaitingReason.objects.values_list("run_id", *StoredReason._fields)
+    equal: dict[StoredReason, StoredReason] = {}  # few differ, and equal ones are compared once (`_store_reasons`)
     stored = ((run_id, StoredReason(*values)) for run_id, *values in rows)
     return {run_id: equal.setdefault(reason, reason) for run_id, reason in stored}
 
 
-def store_reasons(decisions: Decisions, now: datetime, kept: KeptRows[StoredReason] | None = None) -> int:
-    """Store why each run of `decisions.reasons` waits. Returns the number of rows written. `kept`: those of earlier calls."""
-    known = (kept or stored_reasons()).rows()
+def store_waiting(decisions: Decisions, now: datetime, last_cycle_at: datetime, kept: StoredCycle | None) -> StoredCycle:
+    """Store why runs wait and the order in which they would start, as far as that has changed, and the time of the cycle.
+
+    `kept`: what this process stored in its last cycle; used if no other process has stored a cycle since.
+    """
+    if kept is not None and kept.at != last_cycle_at:
+        kept = None
+    reasons = _store_reasons(decisions, now, read_reasons() if kept is None else kept.reasons)
+    order = {} if kept is not None and kept.order == decisions.order else {"order": list(decisions.order)}  # thousands of ids
+    SchedulerBeat.objects.update(last_cycle_at=now, **order)
+    return StoredCycle(now, reasons, decisions.order)
+
+
+def _store_reasons(decisions: Decisions, now: datetime, known: Mapping[int, StoredReason]) -> dict[int, StoredReason]:
+    stored: dict[int, StoredReason] = {}
     written: list[WaitingReason] = []
     messages: dict[int, str] = {}
-    unchanged: dict[tuple[int, int], StoredReason] = {}  # by identity of both, which thousands of runs share
+    compared: dict[tuple[int, int], StoredReason] = {}  # by identity of both, which thousands of runs share
     for run_id, reason in decisions.reasons.items():
-        old = known.pop(run_id, None)
+        old = known.get(run_id)
         pair = id(old), id(reason)
-        if pair in unchanged:
+        same = compared.get(pair)
+        if same is not None:
+            stored[run_id] = same
             continue
         # A run that waits after a failure keeps that message; the page shows both.
         if (old is None or old.text != reason.text) and reason.code != "backoff":
             messages[run_id] = reason.text
         if old is None or _differs(old, reason, now):
             written.append(_row(run_id, reason, now))
+            stored[run_id] = StoredReason(reason.code, reason.text, reason.sooner, _time(reason.estimated_start))
         else:
-            unchanged[pair] = old
-    WaitingReason.objects.filter(run_id__in=list(known)).delete()
+            stored[run_id] = compared[pair] = old
+    if gone := known.keys() - stored.keys():
+        WaitingReason.objects.filter(run_id__in=gone).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
     update_waiting_reasons(messages)
-    return len(written)
-
-
-def store_beat(decisions: Decisions, last: SchedulerBeat, now: datetime) -> None:
-    """Store the time of the cycle and the expected order of starts, if it differs from the last one: thousands of ids."""
-    order = list(decisions.order)
-    changed = {} if order == last.order else {"order": order}
-    SchedulerBeat.objects.filter(pk=last.pk).update(last_cycle_at=now, **changed)
+    return stored
 
 
 def store_reservations(decisions: Decisions) -> None:

@@ -12,9 +12,10 @@ from django.db import connection
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.scheduling.cycle import Kept
-from oppo_platform.scheduling.models import Usage
+from oppo_platform.scheduling.models import SchedulerBeat, Usage
 from oppo_platform.scheduling.policy.fair_share import decayed
 from oppo_platform.scheduling.usage import decayed_seconds
+from oppo_platform.scheduling.wait_reasons import read_reasons
 from oppo_platform.telemetry.blocks import unpack_points
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark
 
@@ -84,7 +85,9 @@ class Laws:
         """What the scheduler keeps between cycles equals what it would read now."""
         fresh = Kept()
         assert kept.waiting.rows(RunState.QUEUED) == fresh.waiting.rows(RunState.QUEUED)
-        assert kept.reasons.rows() == fresh.reasons.rows()
+        assert kept.stored is not None
+        assert kept.stored.reasons == read_reasons()
+        assert list(kept.stored.order) == SchedulerBeat.objects.get().order
 
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:
@@ -210,7 +213,9 @@ class Laws:
         for held in Allocation.objects.select_related("attempt__run__project"):
             assert held.settled, f"allocation {held.pk} was never settled"
             team = held.attempt.run.project.team_id
-            expected[team] += decayed_seconds(held.created_at, held.released_at, now, half_life)
+            expected[team] += decayed_seconds(
+                held.created_at.timestamp(), held.released_at.timestamp(), now.timestamp(), half_life
+            )
         used = {u.team_id: decayed(u.device_seconds, (now - u.at).total_seconds(), half_life) for u in Usage.objects.all()}
         for team, seconds in expected.items():
             assert abs(used[team] - seconds) <= 1e-6 * max(1.0, seconds), f"team {team} used {seconds}, told {used[team]}"

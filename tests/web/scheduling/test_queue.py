@@ -9,8 +9,10 @@ import pytest
 from oppo_cli.scheduler_explain import explain
 from oppo_platform.cluster.models import Pool
 from oppo_platform.pages import views
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.services import submit_run
+from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.quotas import set_quota
 from oppo_platform.scheduling.selectors import queue_order, waiting_runs
@@ -88,6 +90,23 @@ def test_no_team_exceeds_its_quota_and_cap(cluster):
     assert states(*held).count("allocated") == 4
     later = WaitingReason.objects.filter(run__project__team=cluster.team)
     assert later.count() == 3
+
+
+def test_schedulers_that_take_turns_store_what_holds_now(cluster):
+    """Each keeps what it stored in its own last cycle, which the other one has replaced."""
+    one, other = Kept(), Kept()
+    runs = [cluster.submit() for _ in range(6)]
+    waiting = [run.pk for run in runs[4:]]
+    run_cycle(one)
+    urgent = cluster.submit(priority=90)
+    cluster.clock.advance(1)
+    run_cycle(other)
+    assert SchedulerBeat.objects.get().order == [urgent.pk, *waiting]
+    cancel_run(urgent.pk, "user:ada")
+    cluster.clock.advance(1)
+    run_cycle(one)
+    assert SchedulerBeat.objects.get().order == waiting
+    assert set(WaitingReason.objects.values_list("run_id", flat=True)) == set(waiting)
 
 
 def test_places_and_reasons_are_written_when_they_change(cluster):

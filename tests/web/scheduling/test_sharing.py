@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,6 @@ from oppo_platform.runs.models import Allocation
 from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.quotas import QuotaError, pool_quotas, set_quota, set_weight
 from oppo_platform.scheduling.usage import decayed_seconds, decayed_usage, settle, weekly_usage
-from tests.web.conftest import START
 
 HALF_LIFE_S = 7 * 24 * 3600.0
 
@@ -71,8 +69,8 @@ def test_quotas_are_checked_and_told(world):
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e7))
 def test_fading_is_an_integral(start: float, length: float, since: float) -> None:
     """Two halves make the whole, a very long half-life counts plain seconds, and nothing counts more than it lasted."""
-    begin, end = START + timedelta(seconds=start), START + timedelta(seconds=start + length)
-    now, middle = end + timedelta(seconds=since), begin + (end - begin) / 2
+    begin, end = start, start + length
+    now, middle = end + since, begin + length / 2
     whole = decayed_seconds(begin, end, now, HALF_LIFE_S)
     assert whole == pytest.approx(
         decayed_seconds(begin, middle, now, HALF_LIFE_S) + decayed_seconds(middle, end, now, HALF_LIFE_S), abs=1e-3

@@ -63,7 +63,7 @@ def earliest(demand: Demand, place: Place, preferred: frozenset[int] = frozenset
     nodes = demand.nodes or 1
     part = demand.devices // nodes
     able = [
-        (*_free_time(b, part), b.size - len(b.free_at.keys() & preferred), b.node.node_id, b)
+        (*_free_time(b, part), b.size - (len(b.free_at.keys() & preferred) if preferred else 0), b.node.node_id, b)
         for b in place.groups
         if b.size >= part
     ]

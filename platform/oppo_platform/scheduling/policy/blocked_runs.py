@@ -8,7 +8,7 @@ from oppo_platform.scheduling.policy.backfill import earliest, max_stay_s, may_s
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.preemption import Cause, find_victims
-from oppo_platform.scheduling.policy.snapshot import WaitingRun
+from oppo_platform.scheduling.policy.snapshot import Request, WaitingRun
 
 STOP_TEXT = {
     Cause.BACKFILL: "It was backfilled ahead of a blocked run, and that run can start now.",
@@ -63,15 +63,15 @@ def nothing_starts(runs: Iterable[WaitingRun], state: PlanState) -> bool:
 
     True if the lookahead is used up, and no equal request, of the one with the shortest stay, fits.
     """
-    stays: dict[tuple[int, Demand], tuple[WaitingRun, float]] = {}
+    shortest: dict[tuple[int, Request], tuple[float, WaitingRun]] = {}
     for run in runs:
-        demand, stay_s = state.cluster.demand(run), max_stay_s(run, state.snapshot.settings)
-        known = stays.get((run.team_id, demand))
-        if known is None or stay_s < known[1]:
-            stays[run.team_id, demand] = run, stay_s
-    if any(_within_lookahead(demand, state) for _, demand in stays):
-        return False
-    return not any(may_start(run, demand, state, state.now + stay_s) for (_, demand), (run, stay_s) in stays.items())
+        request, stay_s = (run.team_id, run.request), max_stay_s(run, state.snapshot.settings)
+        known = shortest.get(request)
+        if known is None and _within_lookahead(state.cluster.demand(run), state):
+            return False
+        if known is None or stay_s < known[0]:
+            shortest[request] = stay_s, run
+    return not any(may_start(run, state.cluster.demand(run), state, state.now + stay_s) for stay_s, run in shortest.values())
 
 
 def block(run: WaitingRun, demand: Demand, state: PlanState) -> None:

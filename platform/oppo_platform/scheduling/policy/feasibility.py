@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand, NodeDevices, may_use
-from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
+from oppo_platform.scheduling.policy.placement import ClusterDevices, NodeDevices, may_use
+from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Request, Snapshot, Team, WaitingRun
 
 NEEDS = {
     "model": "has the model {id}",
@@ -25,24 +25,25 @@ def partition(
     """The runs that could start on an empty cluster, and the reasons of the others."""
     by_id = {team.team_id: team for team in teams}
     eligible, infeasible = list[WaitingRun](), dict[int, Reason]()
-    refusals: dict[tuple[int, Demand], Reason | None] = {}  # equal for equal requests of a team
+    refusals: dict[tuple[int, Request], Reason | None] = {}  # equal for equal requests of a team
     for run in waiting:
         if run.not_before is not None and run.not_before > now:
             text = "Waits before the next attempt, because the last one failed."
             infeasible[run.run_id] = Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
             continue
-        demand = cluster.demand(run)
-        if not demand.places:
-            infeasible[run.run_id] = _unplaceable(run, cluster)
-            continue
-        key = run.team_id, demand
-        if key not in refusals:
-            refusals[key] = _over_every_quota(run, by_id.get(run.team_id), [place.pool_id for place in demand.places], cluster)
-        if refusal := refusals[key]:
+        request = run.team_id, run.request
+        if request not in refusals:
+            refusals[request] = _refusal(run, by_id.get(run.team_id), cluster)
+        if refusal := refusals[request]:
             infeasible[run.run_id] = refusal
         else:
             eligible.append(run)
     return eligible, infeasible
+
+
+def _refusal(run: WaitingRun, team: Team | None, cluster: ClusterDevices) -> Reason | None:
+    places = cluster.demand(run).places
+    return _over_every_quota(run, team, [place.pool_id for place in places], cluster) if places else _unplaceable(run, cluster)
 
 
 def infeasible_reason(run: WaitingRun, snapshot: Snapshot, cluster: ClusterDevices) -> Reason | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from oppo_platform.scheduling.policy.snapshot import DevicesByNode, Node, Reservation, RunningRun, Snapshot, WaitingRun
+from oppo_platform.scheduling.policy.snapshot import DevicesByNode, Node, Request, Reservation, RunningRun, Snapshot, WaitingRun
 
 UNKNOWN = math.inf  # an unknown instant
 
@@ -123,8 +123,7 @@ class ClusterDevices:
         self.low_on_disk = [node for node in self.nodes if node.low_disk and node.connected and not node.draining]
         self.groups: dict[tuple[int, str], NodeDevices] = {}
         self.group_of: dict[int, NodeDevices] = {}
-        self._demands: dict[tuple[object, ...], Demand] = {}
-        self._demand_of: dict[int, Demand] = {}  # by run id
+        self._demands: dict[Request, Demand] = {}
         self.free_in: dict[int, int] = {pool.pool_id: 0 for pool in snapshot.pools}
         self.pools_with_reserved: set[int] = set()  # pools with a device that is free, but reserved
         self.claimed: set[int] = set()  # held devices, reserved for when they become free
@@ -161,14 +160,9 @@ class ClusterDevices:
 
     def demand(self, run: WaitingRun) -> Demand:
         """The run's demand, shared by equal requests."""
-        known = self._demand_of.get(run.run_id)
-        if known is not None:
-            return known
-        home = None if run.home is None else run.home[0]
-        key = (run.devices, run.nodes_max, run.nodes, run.kind, run.needs, home, run.excluded_nodes)
-        if key not in self._demands:
-            self._demands[key] = Demand(run.devices, run.nodes_max, run.nodes, list(self._places(run)))
-        demand = self._demand_of[run.run_id] = self._demands[key]
+        demand = self._demands.get(run.request)
+        if demand is None:
+            demand = self._demands[run.request] = Demand(run.devices, run.nodes_max, run.nodes, list(self._places(run)))
         return demand
 
     def _places(self, run: WaitingRun) -> Iterator[Place]:

@@ -11,7 +11,7 @@ from oppo_platform.scheduling.policy.blocked_runs import block, nothing_starts, 
 from oppo_platform.scheduling.policy.feasibility import infeasible_reason, partition
 from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand
 from oppo_platform.scheduling.policy.plan_state import PlanState
-from oppo_platform.scheduling.policy.queue import Queue, place_in_team
+from oppo_platform.scheduling.policy.queue import Queue
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain
 from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot, WaitingRun
@@ -37,9 +37,7 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
             if nothing_starts(queue.later, state):
                 state.rest = queue.rest()
                 break
-    last = sorted(
-        (run for run in snapshot.waiting if run.run_id in infeasible), key=lambda run: (run.team_id, place_in_team(run))
-    )
+    last = sorted((run for run in snapshot.waiting if run.run_id in infeasible), key=lambda run: (run.team_id, run.place_in_team))
     return Decisions(
         placements=tuple(state.placements),
         preemptions=tuple(state.preemptions),

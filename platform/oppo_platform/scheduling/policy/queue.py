@@ -12,20 +12,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from oppo_platform.scheduling.policy.fair_share import Shares
 from oppo_platform.scheduling.policy.quota import Tier
-from oppo_platform.scheduling.policy.snapshot import Reservation, WaitingRun
+from oppo_platform.scheduling.policy.snapshot import Request, Reservation, WaitingRun
 
 TiersOf = Callable[[WaitingRun], list[Tier]]
 Turn = tuple[bool, Tier, bool, float, float, int, int]  # not cleared, tier, not reserved, share, submitted at, run id, team id
+PLACE_IN_TEAM = attrgetter("place_in_team")  # the sort key within a team
 FIRST_TURN: Turn = (False, Tier.OWN, False, 0.0, 0.0, 0, 0)  # before any run's
-
-
-def place_in_team(run: WaitingRun) -> tuple[int, float, int]:
-    """The sort key within a team."""
-    return -run.priority, run.submitted_at, run.run_id
 
 
 class Queue:
@@ -38,8 +34,8 @@ class Queue:
         self._tiers_of, self._shares = tiers_of, shares
         self._cleared = {reservation.run_id: reservation.cleared for reservation in reservations}
         self._teams: dict[int, list[WaitingRun]] = {}
-        last_first = sorted(runs, key=place_in_team, reverse=True)
-        if self._cleared:
+        last_first = sorted(runs, key=PLACE_IN_TEAM, reverse=True)
+        if any(self._cleared.values()):
             last_first.sort(key=lambda run: self._cleared.get(run.run_id, False))
         for run in last_first:
             self._teams.setdefault(run.team_id, []).append(run)
@@ -73,8 +69,11 @@ class Queue:
         turns: list[tuple[Turn, WaitingRun]] = []
         for team_id, waiting in self._teams.items():
             share, latest = self._shares.share(team_id), FIRST_TURN
+            last_tiers: dict[Request, Tier] = {}
             for run in reversed(waiting):
-                latest = max(latest, self._turn(run, self._tiers_of(run)[-1], share))
+                if run.request not in last_tiers:
+                    last_tiers[run.request] = self._tiers_of(run)[-1]
+                latest = max(latest, self._turn(run, last_tiers[run.request], share))
                 turns.append((latest, run))
         turns.sort(key=itemgetter(0))
         return [run for _, run in turns]

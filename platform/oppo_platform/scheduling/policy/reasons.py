@@ -13,7 +13,7 @@ from oppo_platform.scheduling.policy.blocked_runs import blocked_behind
 from oppo_platform.scheduling.policy.feasibility import describe_nodes, describe_request, low_on_disk, node_names
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, NodeDevices, Place, select_devices, select_whole_nodes
 from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
-from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
+from oppo_platform.scheduling.policy.snapshot import Reason, Request, RunningRun, WaitingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ def explain(state: PlanState) -> dict[int, Reason]:
         if key not in shared:
             shared[key] = _reason(blocked, state, shortages)
         reasons[blocked.run.run_id] = shared[key]
-    of_rest: dict[tuple[int, Demand, bool], Reason] = {}
+    of_rest: dict[tuple[int, Request, bool], Reason] = {}
     for run in state.rest:  # thousands: a look at the quota for each request of a team only
-        request = (run.team_id, state.cluster.demand(run), run.estimate_s is None)
+        request = (run.team_id, run.request, run.estimate_s is None)
         if request not in of_rest:
-            blocked = blocked_behind(run, request[1], state)
+            blocked = blocked_behind(run, state.cluster.demand(run), state)
             known = shared.get((run.team_id, blocked.demand, blocked.cause, request[2]))
             of_rest[request] = known if known is not None else _reason(blocked, state, shortages)
         reasons[run.run_id] = of_rest[request]

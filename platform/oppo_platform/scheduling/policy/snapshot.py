@@ -6,6 +6,7 @@ of the tuples does not change a plan.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -107,6 +108,22 @@ class Team:
         return self.quotas.get(pool_id, NO_QUOTA)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What decides where a run fits. Equal requests are one object, so that a plan handles thousands of runs by request."""
+
+    devices: int
+    nodes_max: int
+    nodes: int | None
+    kind: str
+    needs: frozenset[Need]
+    home: tuple[int, str] | None
+    excluded_nodes: frozenset[int]
+
+
+_request = functools.lru_cache(maxsize=4096)(Request)  # few differ
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
     """A queued run and its request."""
@@ -128,10 +145,18 @@ class WaitingRun:
     excluded_nodes: frozenset[int] = frozenset()  # by its retry rules
     not_before: float | None = None  # retry back-off
     preempted: int = 0  # number of preemptions
+    request: Request = field(init=False, repr=False, compare=False)
+    # Expected runtime: steps left ÷ measured steps per second, at most `max_runtime_s`; None: unknown.
+    estimate_s: float | None = field(init=False, repr=False, compare=False)
+    place_in_team: tuple[int, float, int] = field(init=False, repr=False, compare=False)  # ascending: the next run first
 
-    @property
-    def estimate_s(self) -> float | None:
-        """Expected runtime: steps left ÷ measured steps per second, at most `max_runtime_s`; None: unknown."""
+    def __post_init__(self) -> None:
+        request = _request(self.devices, self.nodes_max, self.nodes, self.kind, self.needs, self.home, self.excluded_nodes)
+        object.__setattr__(self, "request", request)
+        object.__setattr__(self, "estimate_s", self._estimate_s())
+        object.__setattr__(self, "place_in_team", (-self.priority, self.submitted_at, self.run_id))
+
+    def _estimate_s(self) -> float | None:
         if not self.steps_per_s or self.steps_left is None:
             return self.max_runtime_s
         measured = self.steps_left / self.steps_per_s
