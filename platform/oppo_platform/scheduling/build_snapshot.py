@@ -35,12 +35,12 @@ MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
 # Plain rows instead of model instances: with ten thousand queued runs instances alone would take longer than the plan.
 WAITING = (
-    "id", "project__team_id", "priority", "devices", "needs_text", "queued", "preemptible",
-    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "blocked_until",
+    "id", "project__team_id", "priority", "devices", "needs_text", "queued_s", "preemptible",
+    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before_s",
 )  # fmt: skip
 RUNNING = (
     "id", "run_id", "run__project__team_id", "run__priority", "run__preemptible", "run__state", "run__step", "run__total_steps",
-    "run__elapsed_s", "run__max_runtime_s", "began",
+    "run__elapsed_s", "run__max_runtime_s", "began_s",
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _read_waiting(run_ids: Sequence[int] | None = None) -> dict[int, policy.Wait
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     queued = queued.annotate(
         needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()),
-        queued=Posix("queued_at"), blocked_until=Posix("not_before"),
+        queued_s=Posix("queued_at"), not_before_s=Posix("not_before"),
     )  # fmt: skip
     chosen = queued.values(*WAITING)
     chosen = chosen[:MOST_WAITING] if run_ids is None else chosen.filter(pk__in=run_ids)
@@ -135,13 +135,13 @@ def _waiting(row: dict[str, Any]) -> policy.WaitingRun:
         nodes=nodes,
         needs=needs,
         # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
-        submitted_at=row["queued"],
+        submitted_at=row["queued_s"],
         preemptible=row["preemptible"],
         max_runtime_s=row["max_runtime_s"],
         steps_left=row["total_steps"] - row["step"],
         steps_per_s=_pace(row["step"], row["elapsed_s"]),
         excluded_nodes=_numbers(row["excluded_text"]),
-        not_before=row["blocked_until"],
+        not_before=row["not_before_s"],
     )
 
 
@@ -216,7 +216,7 @@ def _running(
         for attempt_id, for_run_id, until in conditions.values_list("attempt_id", "for_run_id", Posix("until"))
     }
     live = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id")
-    rows = live.annotate(began=Posix(Coalesce("claimed_at", "created_at"))).values(*RUNNING)
+    rows = live.annotate(began_s=Posix(Coalesce("claimed_at", "created_at"))).values(*RUNNING)
     return tuple(
         _running_run(row, devices[row["id"]], terms.get(row["id"]), preempted.get(row["run_id"], 0), now.timestamp())
         for row in rows
@@ -231,14 +231,14 @@ def _running_run(
     if pace is not None:
         ends.append(now + (row["run__total_steps"] - row["run__step"]) / pace)
     if row["run__max_runtime_s"] is not None:
-        ends.append(max(now, row["began"] + row["run__max_runtime_s"]))
+        ends.append(max(now, row["began_s"] + row["run__max_runtime_s"]))
     return policy.RunningRun(
         run_id=row["run_id"],
         team_id=row["run__project__team_id"],
         devices={node_id: tuple(ids) for node_id, ids in devices.items()},
         priority=row["run__priority"],
         preemptible=row["run__preemptible"],
-        started_at=row["began"],
+        started_at=row["began_s"],
         expected_end=min(ends, default=None),
         stopping=row["run__state"] in STOPPING,
         backfill=term,

@@ -47,7 +47,7 @@ class CycleResult:
 
 @dataclass(slots=True)
 class Kept:
-    """What a scheduler process keeps between its cycles, so that it reads and writes what has changed."""
+    """What a scheduler process keeps between its cycles, so that it reads and writes only what has changed."""
 
     waiting: KeptRows[WaitingRun] = field(default_factory=waiting_runs)
     stored: StoredCycle | None = None

@@ -12,10 +12,12 @@ from oppo_platform.pages import views
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.services import submit_run
+from oppo_platform.scheduling import wait_reasons
 from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.quotas import set_quota
 from oppo_platform.scheduling.selectors import queue_order, waiting_runs
+from oppo_platform.scheduling.wait_reasons import read_reasons
 from tests.web.conftest import tiny_spec
 
 
@@ -90,6 +92,18 @@ def test_no_team_exceeds_its_quota_and_cap(cluster):
     assert states(*held).count("allocated") == 4
     later = WaitingReason.objects.filter(run__project__team=cluster.team)
     assert later.count() == 3
+
+
+def test_a_scheduler_alone_reads_stored_reasons_once(cluster, monkeypatch):
+    reads = []
+    monkeypatch.setattr(wait_reasons, "read_reasons", lambda: reads.append(1) or read_reasons())
+    alone = Kept()
+    for _ in range(6):
+        cluster.submit()
+        cluster.clock.advance(1)
+        run_cycle(alone)
+    assert len(reads) == 1
+    assert set(SchedulerBeat.objects.get().order) == set(read_reasons())
 
 
 def test_schedulers_that_take_turns_store_what_holds_now(cluster):
