@@ -74,9 +74,9 @@ part-worker:
 part-client:
 	@$(IN_TWO) --dist loadfile $(CLIENT)
 part-browser:
-	@$(WITH_BROWSER) && $(PYTEST) tests/browser
-part-end-to-end: # and every test that is in no other part
-	@$(WITH_BROWSER) && $(PYTEST) $(TOGETHER) --ignore=tests/browser
+	@$(WITH_BROWSER) && $(A_FILE_EACH) tests/browser
+part-end-to-end: # and every test that is in no other part; files share nothing, as in `make test`
+	@$(WITH_BROWSER) && $(A_FILE_EACH) $(TOGETHER) --ignore=tests/browser
 part-backends:
 	@$(PYTEST) $(BACKENDS)
 part-trl:
