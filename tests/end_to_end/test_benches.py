@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)
+
 EXAMPLES = Path(__file__).parents[2] / "platform/oppo_platform/api/examples.json"
 # What points at the tests' own settings and servers.
 OTHERS = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
