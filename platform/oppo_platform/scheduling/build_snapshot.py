@@ -1,12 +1,7 @@
-"""Builds the policy's snapshot of the cluster from the database: a handful of queries, no decision.
-
-Waiting runs may be thousands. A process that builds snapshots repeatedly keeps them (`waiting_runs`) and reads changed ones only.
-"""
+"""Builds the policy's snapshot of the cluster from the database: a handful of queries, no decision."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,59 +9,40 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, F, Q, TextField
-from django.db.models.functions import Cast, Coalesce
+from django.db.models import Count, F, Q
+from django.db.models.functions import Coalesce
 
 from oppo_contract.states import HOLDING_DEVICES, RunState
-from oppo_contract.wire import ANY_HUB_MODEL, SUPPORTED_VERSIONS
+from oppo_contract.wire import SUPPORTED_VERSIONS
 from oppo_platform.accounts.models import Team
 from oppo_platform.clock import Posix
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
-from oppo_platform.projects.models import Project
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, TeamQuota, TeamShare
 from oppo_platform.scheduling.usage import Unsettled, decayed_usage, unsettled
+from oppo_platform.scheduling.waiting_runs import WaitingRuns, steps_per_s
 
-MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
-# Plain rows instead of model instances: with ten thousand queued runs instances alone would take longer than the plan.
-WAITING = (
-    "id", "project__team_id", "priority", "devices", "needs_text", "queued_s", "preemptible",
-    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before_s",
-)  # fmt: skip
 RUNNING = (
     "id", "run_id", "run__project__team_id", "run__priority", "run__preemptible", "run__state", "run__step", "run__total_steps",
     "run__elapsed_s", "run__max_runtime_s", "began_s",
 )  # fmt: skip
 
 
-def waiting_runs() -> KeptRows[policy.WaitingRun]:
-    """The waiting runs, without their homes and preemptions."""
-    versions = f"""
-        SELECT string_agg(id || ':' || team_id || ':' || xmin || ctid, ' ')
-          FROM (SELECT run.id, project.team_id, run.xmin, run.ctid FROM {Run._meta.db_table} AS run
-                  JOIN {Project._meta.db_table} AS project ON project.id = run.project_id
-                 WHERE run.state = %s ORDER BY run.priority DESC, run.queued_at, run.id LIMIT {MOST_WAITING}) AS queued
-    """  # noqa: S608 - no input
-    return KeptRows(versions, _read_waiting)
-
-
-def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = None) -> policy.Snapshot:
-    """The snapshot for `policy.plan`. `kept`: the waiting runs of earlier snapshots."""
+def build_snapshot(now: datetime, kept: WaitingRuns | None = None) -> policy.Snapshot:
+    """The snapshot for `policy.plan`. `kept`: the waiting runs of the process's earlier snapshots."""
     allocations = unsettled()
     held = [allocation for allocation in allocations if allocation.end is None]
     nodes = _nodes({allocation.device_id: allocation.run_id for allocation in held})
-    waiting = kept.rows(RunState.QUEUED) if kept is not None else _read_waiting()
     homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
         nodes=nodes,
         teams=_teams(now, allocations),
-        waiting=_with_history(waiting, homes, preempted),
+        waiting=_with_history((kept or WaitingRuns()).read(), homes, preempted),
         running=_running(nodes, held, preempted, now),
         reservations=_reservations(),
         settings=policy.PolicySettings(
@@ -77,42 +53,8 @@ def build_snapshot(now: datetime, kept: KeptRows[policy.WaitingRun] | None = Non
     )
 
 
-def parse_needs(needs: dict[str, Any]) -> tuple[str, int | None, frozenset[policy.Need]]:
-    """Device kind, exact number of nodes (None: one), and required models and prompts, from `Run.needs`."""
-    nodes: int = needs.get("nodes", 1)  # older runs have no entry
-    items = [
-        *([("hub", ANY_HUB_MODEL)] if needs.get("hub") else []),
-        *(("model", m) for m in needs["models"]),
-        *(("prompts", p) for p in needs["prompts"]),
-    ]
-    return needs["kind"], nodes if nodes > 1 else None, frozenset(items)
-
-
-@functools.lru_cache(maxsize=1024)
-def _needs(text: str) -> tuple[str, int | None, frozenset[policy.Need]]:
-    """`parse_needs` of JSON, cached: few runs differ."""
-    return parse_needs(json.loads(text))
-
-
-@functools.lru_cache(maxsize=1024)
-def _numbers(text: str) -> frozenset[int]:
-    return frozenset(json.loads(text))
-
-
 def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
-
-
-def _read_waiting(run_ids: Sequence[int] | None = None) -> dict[int, policy.WaitingRun]:
-    """The waiting runs, or those of them with these ids."""
-    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    queued = queued.annotate(
-        needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()),
-        queued_s=Posix("queued_at"), not_before_s=Posix("not_before"),
-    )  # fmt: skip
-    chosen = queued.values(*WAITING)
-    chosen = chosen[:MOST_WAITING] if run_ids is None else chosen.filter(pk__in=run_ids)
-    return {row["id"]: _waiting(row) for row in chosen}
 
 
 def _with_history(
@@ -122,27 +64,6 @@ def _with_history(
     for run_id in waiting.keys() & (homes.keys() | preempted.keys()):
         waiting[run_id] = replace(waiting[run_id], home=homes.get(run_id), preempted=preempted.get(run_id, 0))
     return tuple(waiting.values())
-
-
-def _waiting(row: dict[str, Any]) -> policy.WaitingRun:
-    kind, nodes, needs = _needs(row["needs_text"])
-    return policy.WaitingRun(
-        run_id=row["id"],
-        team_id=row["project__team_id"],
-        devices=row["devices"],
-        priority=row["priority"],
-        kind=kind,
-        nodes=nodes,
-        needs=needs,
-        # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
-        submitted_at=row["queued_s"],
-        preemptible=row["preemptible"],
-        max_runtime_s=row["max_runtime_s"],
-        steps_left=row["total_steps"] - row["step"],
-        steps_per_s=_pace(row["step"], row["elapsed_s"]),
-        excluded_nodes=_numbers(row["excluded_text"]),
-        not_before=row["not_before_s"],
-    )
 
 
 def _preempted() -> dict[int, int]:
@@ -226,7 +147,7 @@ def _running(
 def _running_run(
     row: dict[str, Any], devices: dict[int, list[int]], term: policy.Backfill | None, preempted: int, now: float
 ) -> policy.RunningRun:
-    pace = _pace(row["run__step"], row["run__elapsed_s"])
+    pace = steps_per_s(row["run__step"], row["run__elapsed_s"])
     ends = []
     if pace is not None:
         ends.append(now + (row["run__total_steps"] - row["run__step"]) / pace)
@@ -257,11 +178,6 @@ def _reservations() -> tuple[policy.Reservation, ...]:
         )
         for r in Reservation.objects.order_by("run_id")
     )
-
-
-def _pace(steps: int, seconds: float) -> float | None:
-    """Steps per second so far; None before the first."""
-    return steps / seconds if steps and seconds > 0 else None
 
 
 def _posix(time: datetime | None) -> float | None:

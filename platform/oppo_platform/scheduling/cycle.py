@@ -17,13 +17,13 @@ from django.db import connection, transaction
 from oppo_platform import clock
 from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
 from oppo_platform.scheduling.allocate import allocate
-from oppo_platform.scheduling.build_snapshot import build_snapshot, waiting_runs
+from oppo_platform.scheduling.build_snapshot import build_snapshot
 from oppo_platform.scheduling.dispatch import send_due
-from oppo_platform.scheduling.kept_rows import KeptRows
 from oppo_platform.scheduling.liveness import credit_downtime, fence_absent, fence_expired, release_unclaimed
-from oppo_platform.scheduling.policy import Decisions, WaitingRun, plan
+from oppo_platform.scheduling.policy import Decisions, plan
 from oppo_platform.scheduling.usage import settle
 from oppo_platform.scheduling.wait_reasons import StoredCycle, store_reservations, store_waiting
+from oppo_platform.scheduling.waiting_runs import WaitingRuns
 
 LOCK_KEY = 0x4F50504F  # "OPPO"
 
@@ -49,7 +49,7 @@ class CycleResult:
 class Kept:
     """What a scheduler process keeps between its cycles, so that it reads and writes only what has changed."""
 
-    waiting: KeptRows[WaitingRun] = field(default_factory=waiting_runs)
+    waiting: WaitingRuns = field(default_factory=WaitingRuns)
     stored: StoredCycle | None = None
 
 

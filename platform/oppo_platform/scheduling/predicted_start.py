@@ -13,8 +13,8 @@ from oppo_contract.spec import RunSpec
 from oppo_platform import clock
 from oppo_platform.runs.forks import fork_source
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.build_snapshot import build_snapshot, parse_needs, waiting_runs
-from oppo_platform.scheduling.kept_rows import KeptRows
+from oppo_platform.scheduling.build_snapshot import build_snapshot
+from oppo_platform.scheduling.waiting_runs import WaitingRuns, parse_needs
 
 NEW_RUN = 0  # no run has this id
 # A plan of more waiting runs takes longer than a page waits for its check.
@@ -77,9 +77,9 @@ def predict_start(spec: RunSpec, needs: dict[str, Any], team_id: int, present: P
 
 
 @cache
-def _kept() -> KeptRows[policy.WaitingRun]:
+def _kept() -> WaitingRuns:
     """The waiting runs that this process has read, for the next prediction."""
-    return waiting_runs()
+    return WaitingRuns()
 
 
 def _home(spec: RunSpec, team_id: int) -> tuple[int, str] | None:

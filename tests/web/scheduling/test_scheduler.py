@@ -13,9 +13,8 @@ from oppo_platform.cluster.models import Device
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Allocation, Attempt, Run, Transition
 from oppo_platform.runs.transitions import allocate_runs
-from oppo_platform.scheduling import cycle
+from oppo_platform.scheduling import cycle, waiting_runs
 from oppo_platform.scheduling.allocate import allocate
-from oppo_platform.scheduling.build_snapshot import _read_waiting
 from oppo_platform.scheduling.cycle import Kept, run_cycle
 from oppo_platform.scheduling.models import Dispatch
 
@@ -308,12 +307,13 @@ def test_a_cancelled_waiting_run_is_never_placed(world):
     assert world.cycle().placed == 0
 
 
-def test_a_cycle_reads_changed_waiting_runs_only(world):
+def test_a_cycle_reads_changed_waiting_runs_only(world, monkeypatch):
     """Also where a run changes twice in one transaction, as all of a test does."""
     world.worker()
     runs = [world.submit() for _ in range(4)]
     kept, read = Kept(), []
-    kept.waiting._read = lambda run_ids: read.append(sorted(run_ids)) or _read_waiting(run_ids)
+    rows_of = waiting_runs._read
+    monkeypatch.setattr(waiting_runs, "_read", lambda run_ids: read.append(sorted(run_ids)) or rows_of(run_ids))
     run_cycle(kept)
     started, *waiting = [run.pk for run in runs]
     assert read == [[started, *waiting]]
@@ -323,5 +323,5 @@ def test_a_cycle_reads_changed_waiting_runs_only(world):
     for priority in (60, 70):
         Run.objects.filter(pk=waiting[1]).update(priority=priority)
         run_cycle(kept)
-        assert kept.waiting.rows("queued")[waiting[1]].priority == priority
+        assert kept.waiting.read()[waiting[1]].priority == priority
     assert {tuple(ids) for ids in read[2:]} == {(waiting[1],)}, "the others are kept"
