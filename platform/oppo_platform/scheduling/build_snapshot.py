@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -35,13 +35,14 @@ RUNNING = (
 def build_snapshot(now: datetime, kept: WaitingRuns | None = None) -> policy.Snapshot:
     """The snapshot for `policy.plan`. `kept`: the waiting runs of the process's earlier snapshots."""
     allocations = unsettled()
+    used = decayed_usage(now, allocations)  # at once: what another process settles in between would count twice
     held = [allocation for allocation in allocations if allocation.end is None]
     nodes = _nodes({allocation.device_id: allocation.run_id for allocation in held})
     homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
         nodes=nodes,
-        teams=_teams(now, allocations),
+        teams=_teams(used, now),
         waiting=_with_history((kept or WaitingRuns()).read(), homes, preempted),
         running=_running(nodes, held, preempted, now),
         reservations=_reservations(),
@@ -111,12 +112,11 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
     )
 
 
-def _teams(now: datetime, allocations: Sequence[Unsettled]) -> tuple[policy.Team, ...]:
+def _teams(used: Mapping[int, float], now: datetime) -> tuple[policy.Team, ...]:
     quotas: dict[int, dict[int, policy.Quota]] = defaultdict(dict)
     for quota in TeamQuota.objects.all():
         quotas[quota.team_id][quota.pool_id] = policy.Quota(quota.nominal, quota.borrow_cap)
     weights = dict(TeamShare.objects.values_list("team_id", "weight"))
-    used = decayed_usage(now, allocations)
     return tuple(
         policy.Team(pk, name, weights.get(pk, 1.0), quotas[pk], used.get(pk, 0.0), now.timestamp())
         for pk, name in Team.objects.order_by("pk").values_list("pk", "name")

@@ -68,7 +68,7 @@ def run_cycle(kept: Kept | None = None) -> CycleResult | None:
         placed = allocate(decisions.placements, now)
         preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
         store_reservations(decisions)
-        stored = store_waiting(decisions, now, last, kept.stored)
+        stored = store_waiting(decisions, kept.waiting.changed, now, last, kept.stored)
     kept.stored = stored
     took_s = time.monotonic() - started
     return CycleResult(decisions, placed, preempted, fenced, took_s, sent=send_due())

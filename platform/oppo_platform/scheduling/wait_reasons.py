@@ -6,7 +6,7 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -46,24 +46,31 @@ def read_reasons() -> dict[int, StoredReason]:
     return {run_id: equal.setdefault(reason, reason) for run_id, reason in stored}
 
 
-def store_waiting(decisions: Decisions, now: datetime, last_cycle_at: datetime, kept: StoredCycle | None) -> StoredCycle:
+def store_waiting(
+    decisions: Decisions, changed: Collection[int], now: datetime, last_cycle_at: datetime, kept: StoredCycle | None
+) -> StoredCycle:
     """Store why runs wait and the order in which they would start, as far as that has changed, and the time of the cycle.
 
+    `changed`: runs whose rows others have changed; one that was paused and resumed since the last cycle has another message.
     `kept`: what this process stored in its last cycle; used if no other process has stored a cycle since.
     """
     if kept is not None and kept.at != last_cycle_at:
         kept = None
-    reasons = _store_reasons(decisions, now, read_reasons() if kept is None else kept.reasons)
+    reasons = _store_reasons(decisions, changed, now, read_reasons() if kept is None else kept.reasons)
     order = {} if kept is not None and kept.order == decisions.order else {"order": list(decisions.order)}  # thousands of ids
     SchedulerBeat.objects.update(last_cycle_at=now, **order)
     return StoredCycle(now, reasons, decisions.order)
 
 
-def _store_reasons(decisions: Decisions, now: datetime, known: Mapping[int, StoredReason]) -> dict[int, StoredReason]:
+def _store_reasons(
+    decisions: Decisions, changed: Collection[int], now: datetime, known: Mapping[int, StoredReason]
+) -> dict[int, StoredReason]:
     stored: dict[int, StoredReason] = {}
     written: list[WaitingReason] = []
-    messages: dict[int, str] = {}
-    compared: dict[tuple[int, int], StoredReason] = {}  # by identity of both, which thousands of runs share
+    new_texts = {run_id for run_id in changed if run_id in decisions.reasons}
+    # By identity, since thousands of runs share a reason: what is stored of one, and of one that replaces another.
+    created: dict[int, StoredReason] = {}
+    compared: dict[tuple[int, int], StoredReason] = {}
     for run_id, reason in decisions.reasons.items():
         old = known.get(run_id)
         pair = id(old), id(reason)
@@ -71,18 +78,19 @@ def _store_reasons(decisions: Decisions, now: datetime, known: Mapping[int, Stor
         if same is not None:
             stored[run_id] = same
             continue
-        # A run that waits after a failure keeps that message; the page shows both.
-        if (old is None or old.text != reason.text) and reason.code != "backoff":
-            messages[run_id] = reason.text
+        if old is None or old.text != reason.text:
+            new_texts.add(run_id)
         if old is None or _differs(old, reason, now):
             written.append(_row(run_id, reason, now))
-            stored[run_id] = StoredReason(reason.code, reason.text, reason.sooner, _time(reason.estimated_start))
+            stored[run_id] = created.get(id(reason)) or created.setdefault(id(reason), _stored(reason))
         else:
             stored[run_id] = compared[pair] = old
     if gone := known.keys() - stored.keys():
         WaitingReason.objects.filter(run_id__in=gone).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
-    update_waiting_reasons(messages)
+    # A run that waits after a failure keeps that message; the page shows both.
+    texts = {run_id: reason.text for run_id in new_texts if (reason := decisions.reasons[run_id]).code != "backoff"}
+    update_waiting_reasons(texts)
     return stored
 
 
@@ -102,6 +110,10 @@ def store_reservations(decisions: Decisions) -> None:
     Reservation.objects.bulk_create(
         rows, update_conflicts=True, unique_fields=["run"], update_fields=["pool", "devices", "start", "cleared"]
     )
+
+
+def _stored(reason: Reason) -> StoredReason:
+    return StoredReason(reason.code, reason.text, reason.sooner, _time(reason.estimated_start))
 
 
 def _row(run_id: int, reason: Reason, now: datetime) -> WaitingReason:

@@ -41,9 +41,13 @@ VERSIONS = f"""
 
 
 class WaitingRuns:
-    """The waiting runs, read from the database once per version."""
+    """The waiting runs, read from the database once per version.
+
+    `changed`: the runs that the last `read` found changed since the one before, new ones included.
+    """
 
     def __init__(self) -> None:
+        self.changed: frozenset[int] = frozenset()
         self._kept: dict[str, tuple[int, policy.WaitingRun]] = {}
         self._last: tuple[str, dict[int, policy.WaitingRun]] | None = None  # the last versions and their runs
         self._since = time.monotonic()
@@ -57,6 +61,7 @@ class WaitingRuns:
             self._kept, self._last, self._since = {}, None, time.monotonic()
         last, known = self._last, self._kept
         if last is not None and last[0] == text:
+            self.changed = frozenset()
             return dict(last[1])
         versions = text.split()
         new = {int(version.partition(":")[0]): version for version in versions if version not in known}
@@ -65,6 +70,7 @@ class WaitingRuns:
             kept |= {new[run_id]: (run_id, run) for run_id, run in _read(list(new)).items()}
         runs = dict(kept.values())
         complete = len(runs) == len(versions)  # a run that is not found has changed meanwhile
+        self.changed = frozenset(new)
         self._kept, self._last = kept, (text, runs) if complete else None  # each at once: several threads may read
         return dict(runs)
 

@@ -10,7 +10,7 @@ from django.db import IntegrityError, connection
 
 from oppo_contract.states import RunState, can_transition
 from oppo_platform.cluster.models import Device
-from oppo_platform.runs.lifecycle import cancel_run
+from oppo_platform.runs.lifecycle import cancel_run, pause_run, resume_run
 from oppo_platform.runs.models import Allocation, Attempt, Run, Transition
 from oppo_platform.runs.transitions import allocate_runs
 from oppo_platform.scheduling import cycle, waiting_runs
@@ -305,6 +305,20 @@ def test_a_cancelled_waiting_run_is_never_placed(world):
     run = world.submit()
     cancel_run(run.pk, "user:ada")
     assert world.cycle().placed == 0
+
+
+def test_a_run_paused_and_resumed_between_two_cycles_shows_its_reason_again(world):
+    world.worker()
+    _, run = world.submit(), world.submit()
+    kept = Kept()
+    run_cycle(kept)
+    pause_run(run.pk, "user:ada")
+    resume_run(run.pk, "user:ada")
+    run.refresh_from_db()
+    assert (run.state, run.reason) == ("queued", "Resumed by ada.")
+    run_cycle(kept)
+    run.refresh_from_db()
+    assert run.reason == "Waits for 1 device: the only suitable one is in use."
 
 
 def test_a_cycle_reads_changed_waiting_runs_only(world, monkeypatch):
