@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_pages import deleted_run, faults
-from tests.browser.test_run_charts import PINNED, opened
+from tests.browser.test_pinned_charts import PINNED, opened
 
 pytestmark = pytest.mark.browser
 

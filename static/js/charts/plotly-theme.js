@@ -5,7 +5,9 @@
      T.onChange(redraw)                               calls redraw when the theme changes
    CSP: no inline script; Plotly's own style sheets need two hashes in style-src (oppo_platform/web/headers.py). */
 import { Plotly } from "./plotly.js";
+import * as f from "../core/format.js";
 
+const DOT_PX = 6;
 const PHASES = [
   "decode",
   "actor-forward",
@@ -160,15 +162,48 @@ function ema(y, weight) {
     return mean;
   });
 }
-/* Lines of a run's first step as dots: nothing is seen of a line with one point. */
+/* Points without a neighbour as dots, such as those of a run's first step: nothing is seen of a line with one point. */
 function dotted(data) {
-  const isDot = (t) => t.mode === "lines" && t.x.length === 1 && t.line.width > 0 && !(t.stackgroup && !t.y[0]);
-  const dot = (t) => ({ mode: "lines+markers", marker: { color: t.line.color, size: 6 }, cliponaxis: false });
-  return data.map((t) => (isDot(t) ? { ...t, ...dot(t) } : t));
+  const isAlone = ({ y, stackgroup }, i) =>
+    f.known(y[i]) && !f.known(y[i - 1]) && !f.known(y[i + 1]) && !(stackgroup && !y[i]);
+  const isLine = (t) => t.mode === "lines" && t.line.width > 0;
+  return data.map((t) => {
+    const sizes = isLine(t) ? t.x.map((_, i) => (isAlone(t, i) ? DOT_PX : 0)) : [];
+    if (!sizes.some(Boolean)) return t;
+    return { ...t, mode: "lines+markers", marker: { color: t.line.color, size: sizes }, cliponaxis: false };
+  });
 }
+/* A cross where the line breaks because a value is not a number. */
+function gaps({ step, x, y }) {
+  const at = y.flatMap((value, i) => (value === null ? [i] : []));
+  if (!at.length) return [];
+  const first = y.find(f.known) ?? 0;
+  let before = first;
+  const beside = y.map((value) => {
+    before = value ?? before;
+    return before;
+  });
+  return [
+    {
+      x: at.map((i) => x[i]),
+      y: at.map((i) => beside[i]),
+      mode: "markers",
+      marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: css("--bad") } },
+      text: at.map((i) => f.whole(step[i])),
+      hovertemplate: "NaN or infinite, step %{text}<extra></extra>",
+    },
+  ];
+}
+/* Returns a function that ends it. */
 function onChange(redraw) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  new MutationObserver(redraw).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const chosen = new MutationObserver(redraw);
+  dark.addEventListener("change", redraw);
+  chosen.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  return () => {
+    dark.removeEventListener("change", redraw);
+    chosen.disconnect();
+  };
 }
 
 /* Charts with one cursor and one zoom, which come and go.
@@ -178,6 +213,7 @@ function onChange(redraw) {
    that the user zoomed. `at`: where the cursor is, or null. */
 function linked(read, zoomed) {
   const plots = new Set();
+  const watched = new WeakSet(); // plots that come back keep their DOM listeners, but not Plotly's
   let busy = false;
   let at = null;
   function point(x, e) {
@@ -209,7 +245,8 @@ function linked(read, zoomed) {
     // Plotly emits no unhover while a drag covers the plot, and repeats the last hover when it redraws after one that ended elsewhere
     plot.on("plotly_hover", (e) => plot.matches(":hover") && point(e.points[0].x, e));
     plot.on("plotly_unhover", () => point(null));
-    plot.addEventListener("mouseleave", () => point(null));
+    if (!watched.has(plot)) plot.addEventListener("mouseleave", () => plots.has(plot) && point(null));
+    watched.add(plot);
     plot.on("plotly_relayout", (e) => zoom(plot, e));
     plot.on("plotly_doubleclick", () => zoomed({ "xaxis.autorange": true })); // Plotly's own goes to the first range drawn
     return true;
@@ -267,6 +304,7 @@ export {
   idleArea,
   ema,
   dotted,
+  gaps,
   onChange,
   linked,
 };

@@ -29,16 +29,14 @@ function rangeOf(made) {
   const room = (hi - lo) / 18;
   return [lo - room, hi + room];
 }
+/* A point without a neighbour is a line of no length, which round ends show as a dot. */
 function path(xs, ys, px, py) {
-  let pen = "M";
   let text = "";
   xs.forEach((x, i) => {
-    if (!f.known(ys[i])) {
-      pen = "M";
-      return;
-    }
-    text += `${pen}${px(x).toFixed(1)} ${py(ys[i]).toFixed(1)}`;
-    pen = "L";
+    if (!f.known(ys[i])) return;
+    const isFirst = !f.known(ys[i - 1]);
+    text += `${isFirst ? "M" : "L"}${px(x).toFixed(1)} ${py(ys[i]).toFixed(1)}`;
+    if (isFirst && !f.known(ys[i + 1])) text += "h0";
   });
   return text;
 }
@@ -76,6 +74,7 @@ export function drawPreview(plot, made, end) {
           fill: "none",
           stroke: trace.line.color,
           "stroke-width": trace.line.width,
+          "stroke-linecap": "round",
           "stroke-dasharray": /\d/.test(trace.line.dash) ? trace.line.dash : "none",
         }),
       );

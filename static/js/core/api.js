@@ -17,7 +17,18 @@ function csrfToken() {
   const cookie = document.cookie.split("; ").find((pair) => pair.startsWith("oppo_csrf="));
   return cookie ? cookie.slice(cookie.indexOf("=") + 1) : document.querySelector('meta[name="csrf-token"]').content;
 }
+const ANSWER_MS = 60_000;
+/* A read that gets no answer in time fails as if the server could not be reached: callers retry both. */
 async function request(method, path, body, { signal, key } = {}) {
+  if (method !== "GET") return send(method, path, body, { signal, key });
+  const timeout = AbortSignal.timeout(ANSWER_MS);
+  try {
+    return await send(method, path, body, { signal: signal ? AbortSignal.any([signal, timeout]) : timeout });
+  } catch (e) {
+    throw e.name === "TimeoutError" ? new TypeError(`No answer to ${path}`) : e;
+  }
+}
+async function send(method, path, body, { signal, key }) {
   const headers = { Accept: "application/json" };
   if (method !== "GET") headers["X-CSRFToken"] = csrfToken();
   if (key) headers["Idempotency-Key"] = key;

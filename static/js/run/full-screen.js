@@ -1,8 +1,9 @@
 /* One chart in a dialog of the window's size, in finer resolution; the arrow keys go to the previous and next one. */
 import { loadPlotly } from "../charts/plotly.js";
+import * as T from "../charts/plotly-theme.js";
 import { tryAgain, ApiError } from "../core/api.js";
-import { el } from "../core/dom.js";
-import { metricColumns } from "./metric-columns.js";
+import { el, setText } from "../core/dom.js";
+import { metricColumns, versionOf } from "./metric-columns.js";
 import { metricPanel } from "./metric-panel.js";
 import { run } from "./store.js";
 
@@ -11,6 +12,7 @@ const POINTS = 2000;
 export function fullScreen(charts, first, view) {
   const columns = metricColumns({ ...view, zoomed: null }, POINTS);
   const place = el("div", { class: "grow" });
+  const problem = el("p", { class: "note", role: "status" });
   let at = first;
   let panel = null;
   let retry = 0;
@@ -36,14 +38,16 @@ export function fullScreen(charts, first, view) {
       }
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
+      setText(problem, e instanceof ApiError ? e.message : "The server does not respond. Retrying.");
       retry = tryAgain(e, refresh);
     } finally {
       busy = false;
     }
   }
   async function loadAndDraw(shown) {
-    const { step } = run.summary;
-    while ((await columns.load(shown.chart.keys, step)).length);
+    const version = versionOf(run.summary);
+    while ((await columns.load(shown.chart.keys, version)).length);
+    setText(problem, "");
     shown.preview();
     shown.read(null);
     await loadPlotly();
@@ -57,6 +61,7 @@ export function fullScreen(charts, first, view) {
     "dialog",
     { class: "full", "aria-label": "Chart in full screen" },
     place,
+    problem,
     el(
       "div",
       { class: "row" },
@@ -71,6 +76,7 @@ export function fullScreen(charts, first, view) {
   });
   box.addEventListener("close", () => {
     run.unfollow(refresh);
+    unwatch();
     clearTimeout(retry);
     panel.purge();
     box.remove();
@@ -79,5 +85,6 @@ export function fullScreen(charts, first, view) {
   box.showModal();
   box.querySelector(".push").focus();
   run.follow(refresh);
+  const unwatch = T.onChange(() => panel.drawn && panel.draw());
   show(first);
 }

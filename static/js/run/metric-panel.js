@@ -8,6 +8,7 @@ import * as T from "../charts/plotly-theme.js";
 import { drawPreview, removePreview } from "../charts/svg-preview.js";
 import { el, icon, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
+import { run } from "./store.js";
 
 export const titleOf = (chart) => chart.title || chart.keys.join(", ");
 
@@ -31,7 +32,8 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
     plot,
   );
   const colourOf = (i) => T.run(several ? i + 1 : view.colour);
-  const rows = (columnOf = columns.get) => chart.keys.map((key) => columnOf(key) || { step: [], x: [], y: [] });
+  const rows = (columnOf = columns.get) =>
+    chart.keys.map((key) => withMiddles(columnOf(key) || { step: [], x: [], y: [] }));
   const endOf = () => Math.max(0, ...rows().map(({ x }) => x[x.length - 1] || 0));
 
   function traces(column, i) {
@@ -44,6 +46,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
       ...band,
       { ...line, y, line: { width: 1, color: T.fade(color, view.weight ? 0.28 : 1) } },
       { ...line, y: T.ema(y, view.weight), line: { width: 1.75, color }, visible: view.weight > 0, hoverinfo: "skip" },
+      ...T.gaps(column),
     ];
   }
   function layout() {
@@ -79,9 +82,15 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
     else removePreview(plot);
     panel.drawn = false;
   }
+  function newest(key, i) {
+    const { latest } = run.summary;
+    if (Object.hasOwn(latest || {}, key)) return f.figure(latest[key]);
+    const { y } = rows(columns.whole)[i];
+    return f.figure(y.findLast(f.known));
+  }
   /* Values at a place of the axis; the run's newest for null. */
   function read(x) {
-    const values = rows(x === null ? columns.whole : columns.get).map((column) => figureAt(column, x));
+    const values = x === null ? chart.keys.map(newest) : rows().map((column) => figureAt(column, x));
     if (!several) setText(at, values[0]);
     else
       legend.replaceChildren(
@@ -98,12 +107,13 @@ function centred(text) {
   const font = { size: 12, color: T.css("--text-3") };
   return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font };
 }
-/* The value of the last row up to a place, so that a longer metric's cursor reads nothing that came later. */
-function figureAt({ x, y }, place) {
-  const last = place === null ? x.length - 1 : x.findLastIndex((other) => other <= place);
-  const i = place === null ? y.findLastIndex(f.known) : last;
-  return i < 0 ? f.NONE : f.figure(y[i]);
+/* A row of merged steps has no mean where one of them is not a number: the line passes half-way between its extremes. */
+function withMiddles(column) {
+  const { low, high } = column;
+  return low ? { ...column, y: column.y.map((y, i) => y ?? (low[i] === null ? null : (low[i] + high[i]) / 2)) } : column;
 }
+/* The value of the last row up to a place, so that a longer metric's cursor reads nothing that came later. */
+const figureAt = ({ x, y }, place) => f.figure(y[x.findLastIndex((other) => other <= place)]);
 /* `menu()` → [[label, action], …], asked when the summary is clicked, also by a key: `toggle` comes only after the menu is open, and
    a Tab in between would pass an empty menu. */
 function menuButton(title, menu) {

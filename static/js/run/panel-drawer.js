@@ -5,6 +5,7 @@
    `load` fetches what panels lack, `renew` the run's newer steps, RENEW_MS after the previous ones are drawn.
    What is out of view is not kept drawn: hundreds of charts would be redrawn at every change of the window's size. */
 import * as api from "../core/api.js";
+import { versionOf } from "./metric-columns.js";
 import { run } from "./store.js";
 
 const RENEW_MS = 4000;
@@ -14,7 +15,8 @@ export function panelDrawer(columns) {
   const near = new Set();
   const waiting = new Set(); // panels to draw
   let linked = null; // the cursor and zoom of all charts
-  let { step } = run.summary; // up to which the panels show the run
+  let at = versionOf(run.summary); // up to which the panels show the run
+  let drawing = false;
   let pass = null;
   let again = false;
   let retry = 0;
@@ -26,6 +28,7 @@ export function panelDrawer(columns) {
         const panel = byPlot.get(e.target);
         if (panel) (e.isIntersecting ? enter : leave)(panel);
       });
+      draw();
       load();
     },
     { rootMargin: "400px" },
@@ -79,45 +82,54 @@ export function panelDrawer(columns) {
     }
   }
   async function loadMissing() {
-    const target = step;
-    await drawWaiting();
+    const target = at;
     for (let keys = missing(target); keys.length; keys = missing(target)) {
       const changed = new Set(await columns.load(keys, target));
       near.forEach((panel) => {
         if (panel.chart.keys.some((key) => changed.has(key)) && isDrawable(panel)) queue(panel);
       });
-      await drawWaiting();
+      await draw();
     }
   }
   function renew() {
-    if (renewal || step === run.summary.step) return;
+    if (renewal || at === versionOf(run.summary)) return;
     renewal = setTimeout(() => {
-      ({ step } = run.summary);
+      at = versionOf(run.summary);
       load().finally(() => {
         renewal = 0;
         renew(); // for summaries that came meanwhile
       });
     }, RENEW_MS);
   }
-  /* One chart in each task, so that scrolling stays smooth. */
-  async function drawWaiting() {
-    while (linked && waiting.size) {
-      const [panel] = waiting;
-      waiting.delete(panel);
-      await panel.draw();
-      if (near.has(panel)) {
-        linked.add(panel.plot);
-        panel.read(linked.at);
-      } else leave(panel);
-      await new Promise((done) => setTimeout(done));
+  /* One chart in each task, so that scrolling stays smooth. It waits for no request: what is there is drawn while others hang. */
+  async function draw() {
+    if (drawing) return; // what waits meanwhile is drawn too
+    drawing = true;
+    try {
+      while (linked && waiting.size) await drawOne();
+    } finally {
+      drawing = false;
     }
+  }
+  async function drawOne() {
+    const [panel] = waiting;
+    waiting.delete(panel);
+    if (!isDrawable(panel)) return; // another axis was chosen: its preview stays
+    await panel.draw();
+    if (near.has(panel)) {
+      linked.add(panel.plot);
+      panel.read(linked.at);
+    } else leave(panel);
+    await new Promise((done) => setTimeout(done));
   }
   function redraw() {
     near.forEach((panel) => isDrawable(panel) && queue(panel));
+    draw();
     load();
   }
   function link(charts) {
     linked = charts;
+    draw();
     load();
   }
   const read = (x) => near.forEach((panel) => panel.drawn && panel.read(x));

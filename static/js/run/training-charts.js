@@ -72,28 +72,6 @@ function spread(column, color) {
     line: { width: 0.75, color: T.fade(color, 0.4) },
   }));
 }
-/* A cross where the line breaks because a value is not a number. */
-function gaps(column) {
-  const at = column.y.flatMap((y, i) => (y === null ? [i] : []));
-  if (!at.length) return [];
-  const beside = (i) =>
-    column.y
-      .slice(0, i)
-      .reverse()
-      .find((y) => y !== null) ??
-    column.y.find((y) => y !== null) ??
-    0;
-  return [
-    {
-      x: at.map((i) => column.x[i]),
-      y: at.map(beside),
-      mode: "markers",
-      marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: T.css("--bad") } },
-      text: at.map((i) => f.whole(column.step[i])),
-      hovertemplate: "NaN or infinite, step %{text}<extra></extra>",
-    },
-  ];
-}
 function smooth(column, v) {
   const color = T.run(v.colour);
   const soft = T.ema(column.y, v.weight);
@@ -109,7 +87,7 @@ function smooth(column, v) {
         hoverinfo: "none",
       },
       { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 },
-      ...gaps(column),
+      ...T.gaps(column),
     ],
   };
 }

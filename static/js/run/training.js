@@ -172,8 +172,13 @@ async function refresh() {
   const first = !loaded && view.axis === begun;
   busy = true;
   try {
-    const columns = (first ? firstLoad : series.update(run.summary)).then((fresh) => {
+    // what came after the first load was asked for; nothing is asked for if nothing did
+    const begin = first ? firstLoad : Promise.resolve(false);
+    const columns = begin.then((fresh) => {
       due = due || fresh;
+      return series.update(run.summary).then((newer) => {
+        due = due || newer;
+      });
     });
     await Promise.all([columns, decisions(run.summary)]);
     loaded = true;
