@@ -23,5 +23,5 @@ def test_nothing_is_lost_whatever_fails(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = {result["name"]: result["median"] for result in json.loads(file.read_text())["results"]}
-    assert figures["chaos/faults"] > 30
-    assert figures["chaos/runs"] > 10
+    assert figures["chaos/faults"] > 10
+    assert figures["chaos/runs"] >= 6, "every shape of run at least once, however slow the machine"
