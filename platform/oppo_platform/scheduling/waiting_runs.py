@@ -57,22 +57,27 @@ class WaitingRuns:
         with connection.cursor() as cursor:
             cursor.execute(VERSIONS, [RunState.QUEUED])
             text: str = cursor.fetchone()[0] or ""
-        if time.monotonic() - self._since > READ_ALL_S:
-            self._kept, self._last, self._since = {}, None, time.monotonic()
         last, known = self._last, self._kept
-        if last is not None and last[0] == text:
+        is_due = time.monotonic() - self._since > READ_ALL_S
+        if last is not None and last[0] == text and not is_due:
             self.changed = frozenset()
             return dict(last[1])
         versions = text.split()
-        new = {int(version.partition(":")[0]): version for version in versions if version not in known}
+        self.changed = frozenset(_run_id(version) for version in versions if version not in known)
+        if is_due:
+            known, self._since = {}, time.monotonic()
+        new = {_run_id(version): version for version in versions if version not in known}
         kept = {version: known[version] for version in versions if version in known}
         if new:
             kept |= {new[run_id]: (run_id, run) for run_id, run in _read(list(new)).items()}
         runs = dict(kept.values())
         complete = len(runs) == len(versions)  # a run that is not found has changed meanwhile
-        self.changed = frozenset(new)
         self._kept, self._last = kept, (text, runs) if complete else None  # each at once: several threads may read
         return dict(runs)
+
+
+def _run_id(version: str) -> int:
+    return int(version.partition(":")[0])
 
 
 def parse_needs(needs: dict[str, Any]) -> tuple[str, int | None, frozenset[policy.Need]]:
