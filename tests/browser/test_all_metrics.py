@@ -47,15 +47,18 @@ def test_every_metric_has_a_chart_that_is_drawn_when_scrolled_to(visit, platform
     visitor.fits()
 
 
+HELD_DRAWING = """() => {
+  const { react } = window.Plotly;
+  const held = new Promise((done) => { window.release = done; });
+  window.Plotly.react = async (...chart) => (await held, react(...chart));
+}"""
+
+
 def test_all_curves_in_view_are_seen_before_plotly_draws_them_one_by_one(visit, two_runs):
     page = visit(viewport={"width": 1440, "height": 500}).page
     page.goto(f"/runs/{two_runs[0]}")
     page.wait_for_selector("#plot-reward .nsewdrag")
-    page.evaluate("""() => {
-      const { react } = window.Plotly;
-      const held = new Promise((done) => { window.release = done; });
-      window.Plotly.react = async (...chart) => (await held, react(...chart));
-    }""")
+    page.evaluate(HELD_DRAWING)
     page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
     panels = page.locator(".metric", has=page.locator(".preview path.curve"))
     wait_until(lambda: page.wait_for_timeout(20) or panels.count() >= 4, "few curves", within_s=30)
@@ -242,7 +245,8 @@ PANEL = """async ([column, log]) => {
   await panel.draw();
   const lines = panel.plot.data.filter((trace) => trace.mode.startsWith("lines") && trace.line.width === 1);
   const crosses = panel.plot.data.filter((trace) => trace.mode === "markers").flatMap(({ x }) => x);
-  const result = [lines[0].y, crosses, panel.plot.layout.annotations.map(({ text }) => text)];
+  const { annotations, yaxis } = panel.plot.layout;
+  const result = [lines[0].y, crosses, annotations.map(({ text }) => text), yaxis.range];
   panel.purge();
   panel.node.remove();
   return result;
@@ -256,7 +260,17 @@ def test_merged_steps_of_which_one_is_nan_are_drawn_half_way_between_their_extre
     page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
     step = [10, 20, 30]
     column = {"step": step, "x": step, "y": [None, 4, None], "low": [1, 3, None], "high": [2, 5, None]}
-    assert page.evaluate(PANEL, [column, log]) == [[1.5, 4, None], [30], []]
+    assert page.evaluate(PANEL, [column, log])[:3] == [[1.5, 4, None], [30], []]
+
+
+def test_rounding_of_a_constant_is_not_spread_over_the_chart(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[0]}")
+    page.wait_for_selector("#metric-groups .metric >> nth=3", state="attached")
+    step = [1, 2, 3]
+    for y, shown in (([0.01, 0.0099999998, 0.01], (0.009, 0.011)), ([0.01, 0.0101, 0.01], (0.00999, 0.01011))):
+        low, high = page.evaluate(PANEL, [{"step": step, "x": step, "y": y}, False])[3]
+        assert (low, high) == pytest.approx(shown, rel=1e-3)
 
 
 def test_what_is_there_is_drawn_while_a_request_for_other_metrics_hangs(visit, platform):
@@ -276,13 +290,6 @@ def test_what_is_there_is_drawn_while_a_request_for_other_metrics_hangs(visit, p
     page.locator("#smoothing").evaluate("(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }")
     page.wait_for_function("() => document.querySelector(`[data-key='custom/part_000']`).data[1].visible === false")
     held.pop().continue_()
-
-
-HELD_DRAWING = """() => {
-  const { react } = window.Plotly;
-  const held = new Promise((done) => { window.release = done; });
-  window.Plotly.react = async (...chart) => (await held, react(...chart));
-}"""
 
 
 def test_a_chart_that_waits_keeps_its_preview_when_another_axis_is_chosen(visit, two_runs):

@@ -170,7 +170,8 @@ function dotted(data) {
   return data.map((t) => {
     const sizes = isLine(t) ? t.x.map((_, i) => (isAlone(t, i) ? DOT_PX : 0)) : [];
     if (!sizes.some(Boolean)) return t;
-    return { ...t, mode: "lines+markers", marker: { color: t.line.color, size: sizes }, cliponaxis: false };
+    const marker = { color: t.line.color, size: sizes, opacity: 1, line: { width: 0 } };
+    return { ...t, mode: "lines+markers", marker, cliponaxis: false };
   });
 }
 /* A cross where the line breaks because a value is not a number. */
@@ -191,6 +192,7 @@ function gaps({ step, x, y }) {
       marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: css("--bad") } },
       text: at.map((i) => f.whole(step[i])),
       hovertemplate: "NaN or infinite, step %{text}<extra></extra>",
+      cliponaxis: false,
     },
   ];
 }

@@ -10,6 +10,7 @@ import { el, icon, setText } from "../core/dom.js";
 import * as f from "../core/format.js";
 import { run } from "./store.js";
 
+const ROUNDING = 1e-6; // of a value, somewhat above float32's
 export const titleOf = (chart) => chart.title || chart.keys.join(", ");
 
 export function metricPanel(chart, { view, columns, menu = null, large = false }) {
@@ -61,7 +62,7 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
       margin: large ? { l: 56, r: 16, t: 8, b: 40 } : { l: 44, r: 10, t: 6, b: 20 },
       uirevision: `${view.axis} ${view.resets} ${chart.log}`,
       xaxis: { range: view.zoomed || [0, end || 1], title: { text: large ? unit : "" }, ...ticks },
-      yaxis: { nticks: large ? 8 : 3, type: chart.log ? "log" : "linear" },
+      yaxis: { nticks: large ? 8 : 3, ...(chart.log ? { type: "log" } : { type: "linear", ...rangeOf(rows()) }) },
       annotations: noValue ? [centred("No value above 0 for a logarithmic axis")] : [],
     });
   }
@@ -106,6 +107,13 @@ export function metricPanel(chart, { view, columns, menu = null, large = false }
 function centred(text) {
   const font = { size: 12, color: T.css("--text-3") };
   return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font };
+}
+/* Differences that are a float's rounding are not spread over the whole chart, whose ticks would need ten digits. */
+function rangeOf(columns) {
+  const known = columns.flatMap(({ y, low, high }) => [y, low || [], high || []].flat().filter(f.known));
+  const [lo, hi] = known.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
+  const size = Math.max(Math.abs(lo), Math.abs(hi));
+  return hi > lo && hi - lo < ROUNDING * size ? { range: [lo - size / 10, hi + size / 10] } : {};
 }
 /* A row of merged steps has no mean where one of them is not a number: the line passes half-way between its extremes. */
 function withMiddles(column) {
