@@ -43,6 +43,12 @@ export function furthest(columns) {
     columns[0] || { step: [], x: [], y: [] },
   );
 }
+/* The steps of all columns, without duplicates, with their places on the axis. */
+export function joined(columns) {
+  const at = new Map(columns.flatMap((c) => c.step.map((step, i) => [step, c.x[i]])));
+  const step = [...at.keys()].sort((a, b) => a - b);
+  return { step, x: step.map((s) => at.get(s)), y: [] };
+}
 export function axisInAddress(usual) {
   const param = new URLSearchParams(location.search).get("x");
   return AXES.includes(param) ? param : usual;

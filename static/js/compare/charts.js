@@ -104,10 +104,8 @@ const endOf = (drawn) => Math.max(0, ...[...drawn.runs.values()].map(({ x }) => 
 /* A line at the target, and a drop line from each curve to the axis where it reaches the target. */
 function target(layout, drawn, v) {
   const goal = v.reply.target;
-  const ys = [...drawn.runs.values()]
-    .flatMap((c) => c.raw)
-    .concat(goal)
-    .filter(f.known);
+  const bands = drawn.shown.length <= BANDS_UP_TO ? drawn.shown.flatMap(({ low, high }) => [low || [], high || []]) : [];
+  const ys = [...drawn.runs.values()].flatMap((c) => c.raw).concat(...bands).filter(f.known);
   const [lo, hi] = ys.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [goal, goal]);
   const room = 0.06 * (hi - lo || 1);
   layout.yaxis.range = [lo - room, hi + room];
@@ -217,11 +215,12 @@ function outline(plot, curve, colour) {
   let path = "";
   let pen = "M";
   curve.x.forEach((x, i) => {
-    if (curve.y[i] === null) {
-      pen = "M";
+    const y = curve.y[i] === null ? null : full.yaxis.d2p(curve.y[i]);
+    if (!f.known(y)) {
+      pen = "M"; // no value, or none above 0 on a logarithmic axis
       return;
     }
-    path += `${pen}${full.xaxis.d2p(x).toFixed(1)},${full.yaxis.d2p(curve.y[i]).toFixed(1)}`;
+    path += `${pen}${full.xaxis.d2p(x).toFixed(1)},${y.toFixed(1)}`;
     pen = "L";
   });
   box.append(

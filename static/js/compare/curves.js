@@ -1,5 +1,6 @@
 /* Converts the API's reply to the curves of the page: one per run, or one per group with its mean and band. Pure; charts, the
    cursor's table and the CSV use them. */
+import { joined } from "../charts/axes.js";
 import { runLabel, runPattern } from "../core/dom.js";
 import { known } from "../core/format.js";
 
@@ -15,18 +16,17 @@ function placed(column) {
     Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]),
   );
 }
+/* Mean over the devices that have data at a step: attempts may have had others, and merged rows end at other steps. */
 function bubbleOf(series) {
   const columns = Object.entries(series)
     .filter(([key]) => key.startsWith("bubble/"))
     .map(([, column]) => placed(column));
-  if (!columns.length) return { x: [], y: [], step: [] };
-  const [base] = columns;
-  const at = columns.map((c) => new Map(c.step.map((s, i) => [s, c.y[i]])));
-  const mean = (step) => {
-    const ys = at.map((m) => m.get(step)).filter(known);
+  const { step, x } = joined(columns); // no column: no step
+  const mean = (at) => {
+    const ys = columns.map((c) => valueAt({ x: c.step, y: c.y }, at)).filter(known);
     return ys.length ? (100 * ys.reduce((a, b) => a + b, 0)) / ys.length : null;
   };
-  return { x: base.x, step: base.step, y: base.step.map(mean) };
+  return { x, step, y: step.map(mean) };
 }
 const PICK = { reward: (s) => placed(s[REWARD]), kl: (s) => placed(s[KL]), bubble: bubbleOf };
 /* The name of the chart of a further metric, which may itself be called "reward". */

@@ -24,6 +24,10 @@ const $ = (id) => document.getElementById(id);
 const plot = (name) => (metricOf(name) === null ? $(`plot-${name}`) : more.plot(metricOf(name)));
 const names = () => [...NAMES, ...view.charts.map(chartOf)];
 const BUT_SEED = "-seed";
+const UNGROUPED = [
+  ["", "No grouping"],
+  [BUT_SEED, "all settings except the seed"],
+];
 let view = View.read(location.search);
 let reply = null;
 let v = null;
@@ -68,7 +72,7 @@ async function load() {
   const { axis } = view;
   if (!view.ids.length) {
     reply = null;
-    $("result").hidden = true;
+    $("result").hidden = $("refused").hidden = $("live").hidden = true;
     return;
   }
   const query = { runs: view.ids.join(","), keys: [...KEYS, ...view.charts].join(","), x: view.axis };
@@ -121,7 +125,10 @@ function refuse(e) {
       ? "One of these runs does not exist or belongs to a team that you are not a member of. Remove it above."
       : e.message,
   );
-  if (!reply) $("result").hidden = true;
+  if (reply) return;
+  $("result").hidden = true;
+  const grouped = view.group && view.group !== BUT_SEED ? [[view.group, view.group]] : [];
+  options($("group"), [...UNGROUPED, ...grouped], view.group); // so that what was refused can be taken back
 }
 function connection(ok) {
   const open = !ok || (reply && reply.runs.some((run) => !run.ended_at));
@@ -159,11 +166,7 @@ function choices() {
   const chosen = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
   options(
     $("group"),
-    [
-      ["", "No grouping"],
-      [BUT_SEED, "all settings except the seed"],
-      ...[...paths, ...chosen].map((path) => [path, path]),
-    ],
+    [...UNGROUPED, ...[...paths, ...chosen].map((path) => [path, path])],
     view.group,
   );
   const listed = reply.groups.length
@@ -175,7 +178,9 @@ function choices() {
     String(reply.baseline),
   );
   setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");
-  if (document.activeElement !== $("target")) $("target").value = f.known(reply.target) ? String(reply.target) : "";
+  if (document.activeElement === $("target")) return;
+  $("target").value = f.known(reply.target) ? String(reply.target) : "";
+  $("target").removeAttribute("aria-invalid");
 }
 function draw() {
   $("result").hidden = false;
@@ -212,7 +217,7 @@ function draw() {
   );
 }
 function drawChart(node, made) {
-  if (Plotly) Plotly.react(node, made.data, made.layout, { ...T.config, doubleClick: false });
+  if (Plotly) Plotly.react(node, T.dotted(made.data), made.layout, { ...T.config, doubleClick: false });
   removePreview(node);
   if (!Plotly && !v.view.zoom && made.layout.yaxis.type !== "log") drawPreview(node, made, made.layout.xaxis.range[1]);
 }
@@ -223,8 +228,9 @@ const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again:
 /* Draw the run under the pointer or the focus on top; null: none. */
 function point(id) {
   const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
-  names().forEach((name) =>
-    outline(plot(name), entry ? v.drawn[name].runs.get(id) : null, entry ? T.run(entry.colour) : ""),
+  // a chart that was chosen since is not there yet
+  Object.entries(v ? v.drawn : {}).forEach(([name, drawn]) =>
+    outline(plot(name), entry ? drawn.runs.get(id) : null, entry ? T.run(entry.colour) : ""),
   );
   Parallel.point($("parallel"), id);
   document
@@ -261,6 +267,7 @@ function showValues(x) {
   Tables.values(v, x);
   const [from, to] = plot("reward")._fullLayout.xaxis.range;
   $("cursor").value = x === null ? 1000 : Math.round((1000 * (x - from)) / (to - from));
+  $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
 }
 /* After a redraw, whose axis may have another unit or end. */
 function showCursor() {
@@ -275,7 +282,6 @@ function slide() {
   const x = share >= 1 ? null : from + share * (to - from);
   linked.mark(x);
   moved(x);
-  $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
 }
 async function saveImage(name, node, title, format) {
   await charted;
@@ -331,7 +337,9 @@ function listen() {
     if (!document.hidden && view.ids.length) load();
   });
   window.addEventListener("popstate", () => {
+    const before = String(view.zoom);
     view = View.read(location.search);
+    if (String(view.zoom) !== before) resets += 1; // a box zoom changed the range of y too
     setText($("address"), location.href);
     controls();
     load();

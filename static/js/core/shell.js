@@ -57,7 +57,13 @@ document
   .forEach((b) => b.addEventListener("click", () => b.closest("dialog").close()));
 document
   .querySelectorAll("select[data-submits]")
-  .forEach((s) => s.addEventListener("change", () => s.form.requestSubmit()));
+  .forEach((s) =>
+    s.addEventListener("change", () => {
+      const { next } = s.form.elements;
+      if (next) next.value = location.pathname + location.search; // what was chosen on the page since it was loaded
+      s.form.requestSubmit();
+    }),
+  );
 /* Menus close on Escape, on a press elsewhere, and when one of their buttons was used. */
 document.addEventListener("keydown", (e) => {
   const menu = e.key === "Escape" && e.target.closest("details.menu[open]");

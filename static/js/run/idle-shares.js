@@ -1,11 +1,7 @@
 /* Idle share of all of a run's devices together, by cause and step: the causes' seconds give the split, the bubbles the total. A
    step's devices are those with data for it: other attempts may have had others. */
-/* The steps of all columns, without duplicates. */
-function joined(columns) {
-  const at = new Map(columns.flatMap((c) => c.step.map((step, i) => [step, c.x[i]])));
-  const step = [...at.keys()].sort((a, b) => a - b);
-  return { step, x: step.map((s) => at.get(s)), y: [] };
-}
+import { joined } from "../charts/axes.js";
+
 /* {base: {step, x}, bubble: [%], shares: {cause: [%]}}; `series` from series.js, `devices` and `causes` names. */
 export function idleShares(series, devices, causes) {
   const base = joined(devices.map((d) => series.get(`bubble/${d}`)));
