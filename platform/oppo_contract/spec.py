@@ -85,7 +85,10 @@ class RunSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def default_overcommit(cls, data: Any) -> Any:
-        """The defaults of Δ follow: its maximum is at most B, its initial value between its minimum and its maximum."""
+        """The defaults of Δ follow: its maximum is at most B, its initial value between its minimum and its maximum.
+
+        Without deferral, where they have no effect, only if a bound is given.
+        """
         if not isinstance(data, dict):
             return data
         ppo, overlap = data.get("ppo", {}), data.get("overlap", {})
@@ -96,7 +99,8 @@ class RunSpec(Section):
         batch = ppo.get("batch_size", Ppo.model_fields["batch_size"].default)
         least, most = given.get("min", usual.min), given.get("max")
         refused = not type(batch) is type(least) is int or type(most) not in (int, NoneType) or batch < 1
-        if refused or overlap.get("inter_step", Overlap.model_fields["inter_step"].default) == "off":
+        is_off = overlap.get("inter_step", Overlap.model_fields["inter_step"].default) == "off"
+        if refused or (is_off and not {"min", "max"} & given.keys()):
             return data
         most = min(batch, max(least, usual.max)) if most is None else most
         initial = max(least, min(usual.initial, most))

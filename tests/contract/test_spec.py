@@ -154,6 +154,12 @@ def test_defaults_of_overcommit_follow_what_is_given(batch: int, given_settings:
     assert load_spec(data).model_dump()["overlap"]["overcommit"]["max"] == most
 
 
+def test_defaults_of_overcommit_follow_a_maximum_also_without_deferral() -> None:
+    data = {**SMALLEST, "overlap": {"inter_step": "off", "overcommit": {"max": 2}}}
+    bounds = load_spec(data).overlap.overcommit
+    assert (bounds.min, bounds.initial, bounds.max) == (0, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [

@@ -2,6 +2,12 @@
 import { el, icon } from "../core/dom.js";
 import * as S from "./spec.js";
 
+/* What fields of these kinds may be given: paths of problems whose suggestion is a value for the field. */
+const EXACT = {
+  actor: ["models.actor.path"],
+  reward: ["models.reward.model.path", "models.reward.rule"],
+  critic: ["models.critic.path"],
+};
 const $ = (id) => document.getElementById(id);
 
 /* A typed number; other text is passed unchanged, so that the server can report the error. */
@@ -187,7 +193,7 @@ export function submitFields(form, catalogue, presets, onChange) {
             { class: "text" },
             sentence(p),
             p.suggestion ? " " : null,
-            p.suggestion ? fix(p, input, apply) : null,
+            p.suggestion ? (isExact(p, input) ? fix(p, input, apply) : `Did you mean ${p.suggestion}?`) : null,
           ),
         ]),
       );
@@ -206,6 +212,10 @@ export function submitFields(form, catalogue, presets, onChange) {
         if (note) note.remove();
         if (one) help.append(el("span", { class: "chosen" }, `This run: ${shown(one.value)}, because ${one.reason}.`));
       });
+  }
+  /* Whether the suggestion is a value for what the problem names: it may be a key, or one of several parts or files. */
+  function isExact({ path }, input) {
+    return (EXACT[input.dataset.kind] || [input.dataset.path]).includes(path) && input.value !== "kept:";
   }
   function fix(problem, input, apply) {
     return el("button", { type: "button", onclick: () => apply(problem, input) }, `Use ${problem.suggestion}`);

@@ -29,10 +29,12 @@ let sending = false;
 let named = Boolean(fork);
 let verdict = { ok: false, problems: [], pending: true };
 let readable = true; // whether the last checked text was a spec at all
+let unreadable = false; // whether the YAML is not one
 let touched = Boolean(fork); // an untouched form names what it needs, without complaints
 let replaced = {}; // values that the chosen preset replaced, by path
+let algorithm; // as the chosen preset left it
 let tried = { text: "", key: "" }; // the last submission, and its idempotency key
-let waiting = []; // inputs of the form that were used before the server had read the YAML
+let waiting = []; // inputs of the form that were used before the server could read the YAML
 const fields = submitFields(form, catalogue, presets, (input) => {
   touched = true;
   if (input === nameBox) named = true;
@@ -53,8 +55,8 @@ const card = planCard((settings) => {
   changed("form");
 });
 
-/* Whether `spec` is older than the YAML, until the server has read that: a change of it would replace what was typed there. */
-const isOutdated = () => unread;
+/* Whether `spec` is older than the YAML, until the server can read that: a change of it would replace what was typed there. */
+const isOutdated = () => unread || unreadable;
 
 /* --- one spec, two views -------------------------------------------------------------------------------- */
 function changed(side) {
@@ -90,16 +92,27 @@ async function check() {
   $("signed-out").hidden = true;
   verdict = { ok: reply.ok, problems: reply.problems, pending: false };
   if (side === "form" && reply.yaml) yaml.value = reply.yaml;
-  if (side === "yaml" && reply.spec) spec = reply.spec;
-  const inputs = waiting;
-  waiting = [];
-  if (reply.spec) inputs.forEach((input) => fields.write(input, spec));
   readable = Boolean(reply.spec);
+  unreadable = side === "yaml" && !readable;
+  if (side === "yaml" && readable) take(reply.spec);
   fields.showDefaults(reply.chosen || {}, reply.ok ? reply.spec : null);
   card.show(reply.plan);
-  fill();
+  if (unreadable) plan();
+  else writeWaiting();
   showVerdict();
-  if (reply.spec && inputs.length) changed("form");
+}
+/* What the server read in the YAML. */
+function take(read) {
+  if (read.name !== S.get(spec, "name")) named = true;
+  replaced = {};
+  spec = read;
+}
+function writeWaiting() {
+  const inputs = waiting;
+  waiting = [];
+  inputs.forEach((input) => fields.write(input, spec));
+  fill();
+  if (inputs.length) changed("form");
 }
 /* Whether the server may give another answer later without a change here. */
 const passes = (e) => !(e instanceof ApiError) || e.status >= 500 || [401, 409, 429].includes(e.status);
@@ -170,9 +183,10 @@ function applySettings({ overlap, settings }) {
     Object.entries(values).forEach(([path, value]) =>
       value === null || value === undefined ? S.unset(spec, path) : S.set(spec, path, value),
     );
-  apply(replaced);
+  if (S.get(spec, ALGORITHM) === algorithm) apply(replaced); // one from the list has restored its fields, which may be newer
   replaced = Object.fromEntries(Object.keys(settings).map((path) => [path, S.get(spec, path)]));
   apply({ ...settings, "overlap.intra_step": overlap.intra_step, "overlap.inter_step": overlap.inter_step });
+  algorithm = S.get(spec, ALGORITHM);
 }
 function show(which) {
   view = which;
@@ -205,12 +219,8 @@ function go(problem) {
 }
 function apply(problem, input) {
   if (isOutdated()) return;
-  const kind = input.dataset.kind;
   const value = problem.suggestion;
-  if (kind === "actor") S.set(spec, "models.actor", { path: value });
-  else if (kind === "reward") S.set(spec, "models.reward", { model: { path: value } });
-  else if (kind === "prompts") S.set(spec, "data.prompts", value);
-  else S.set(spec, problem.path, Number.isFinite(Number(value)) ? Number(value) : value);
+  S.set(spec, problem.path, Number.isFinite(Number(value)) ? Number(value) : value);
   input.focus(); // its button goes with the error
   fill();
   changed("form");
@@ -236,7 +246,9 @@ function listed(problem) {
             { type: "button", onclick: () => go(problem) },
             view === "yaml" ? "Go to the line" : "Go to the field",
           )
-        : null,
+        : unreadable && view === "form"
+          ? el("button", { type: "button", onclick: () => show("yaml") }, "Go to the YAML")
+          : null,
     ),
   );
 }
@@ -266,7 +278,7 @@ function showVerdict() {
 }
 function showSend() {
   form.querySelectorAll('[name="preset"]').forEach((radio) => {
-    radio.disabled = unread; // a preset would replace what was typed in the YAML
+    radio.disabled = isOutdated(); // a preset would replace what was typed in the YAML
   });
   const n = verdict.problems.length;
   const why = sending
@@ -277,11 +289,13 @@ function showSend() {
         ? verdict.failed
         : verdict.ok
           ? "The run joins the queue immediately."
-          : !touched
-            ? "Complete the form to submit."
-            : n === 1
-              ? "Fix 1 problem to submit."
-              : `Fix ${n} problems to submit.`;
+          : unreadable && view === "form"
+            ? "The YAML cannot be read. Correct it first: the form goes on from it."
+            : !touched
+              ? "Complete the form to submit."
+              : n === 1
+                ? "Fix 1 problem to submit."
+                : `Fix ${n} problems to submit.`;
   send.setAttribute("aria-disabled", String(sending || verdict.pending || !verdict.ok));
   setText($("why-not"), why);
 }
@@ -291,7 +305,7 @@ function plan() {
     return readable && typeof v === "number" ? v : NaN;
   };
   const group = n("ppo.group_size") || 1;
-  const answers = n("steps") * n("ppo.batch_size") * group;
+  const answers = (n("steps") - (n("fork.step") || 0)) * n("ppo.batch_size") * group;
   const prompts = catalogue.find((c) => c.kind === "prompts" && c.id === S.get(spec, "data.prompts"));
   const defers = S.get(spec, "overlap.inter_step") === "defer";
   const delta = defers ? n("overlap.overcommit.max") : 0;
@@ -315,10 +329,11 @@ const compact = (x) =>
 
 async function submit(e) {
   e.preventDefault();
+  touched = true;
   if (sending || verdict.pending || !verdict.ok) {
-    touched = true;
     showVerdict();
     if (verdict.problems[0]) go(verdict.problems[0]);
+    if (!sending && !verdict.pending) check(); // a worker may have started, or a quota changed
     return;
   }
   sending = true;
@@ -350,7 +365,7 @@ function refused(error) {
     ok: problems.length === 0,
     pending: false,
     problems,
-    failed: fromServer ? error.message : "The server did not respond.",
+    failed: problems.length ? "" : fromServer ? error.message : "The server did not respond.",
   };
   if (!fromServer || [502, 503, 504].includes(error.status)) $("lost").hidden = false;
 }
@@ -359,6 +374,13 @@ form.addEventListener("change", (e) => {
   if (e.target.name === "preset") choosePreset(e.target.value);
 });
 project.addEventListener("change", () => changed(from));
+$("tags").addEventListener("input", () => verdict.ok || changed(from)); // it may have been a tag that was refused
+/* The browser may keep the page as it was left, in the middle of its submission. */
+addEventListener("pageshow", (e) => {
+  if (!e.persisted) return;
+  sending = false;
+  changed(from);
+});
 yaml.addEventListener("input", () => {
   touched = true;
   changed("yaml");
