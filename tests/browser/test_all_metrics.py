@@ -54,14 +54,20 @@ HELD_DRAWING = """() => {
 }"""
 
 
-def test_all_curves_in_view_are_seen_before_plotly_draws_them_one_by_one(visit, two_runs):
+def with_previews(visit, run_id):
+    """The run's page with previews in view, and the panels that have one; `release()` in the page lets Plotly draw."""
     page = visit(viewport={"width": 1440, "height": 500}).page
-    page.goto(f"/runs/{two_runs[0]}")
+    page.goto(f"/runs/{run_id}")
     page.wait_for_selector("#plot-reward .nsewdrag")
     page.evaluate(HELD_DRAWING)
     page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
     panels = page.locator(".metric", has=page.locator(".preview path.curve"))
     wait_until(lambda: page.wait_for_timeout(20) or panels.count() >= 4, "few curves", within_s=30)
+    return page, panels
+
+
+def test_all_curves_in_view_are_seen_before_plotly_draws_them_one_by_one(visit, two_runs):
+    page, _ = with_previews(visit, two_runs[0])
     plot = page.locator("[data-key='critic/vf_loss']")
     before = plot.locator("path.curve").last.bounding_box()
     page.evaluate("window.release()")
@@ -195,8 +201,8 @@ def test_a_zoom_is_finer_also_beside_a_metric_that_ended_earlier_and_another_att
     assert len(again) == 2, "the second attempt may have trained the same steps again"
 
 
-def told(platform, name, custom, steps=6):
-    """A run that has told metrics of its own. `custom`: metrics by step."""
+def run_with_metrics(platform, name, custom, steps=6):
+    """A run with metrics of its own. `custom`: metrics by step."""
     run_id = platform.submit(name, steps=30)
     supervisor, story = platform.start(run_id)
     events = list(story.tell(steps))
@@ -215,7 +221,7 @@ def test_values_between_nan_are_dots_and_the_heading_of_a_metric_that_became_nan
     def custom(step):
         return {"custom/sometimes": 1.0 + step if step % 2 else math.nan, "custom/lost": 2.0 if step < 4 else math.nan}
 
-    run_id, _, _ = told(platform, "letters sometimes", custom, steps=7)
+    run_id, _, _ = run_with_metrics(platform, "letters sometimes", custom, steps=7)
     page = visit(viewport={"width": 1440, "height": 900}).page
     held = []
     page.route("**/vendor/plotly*", lambda route: held.append(route))
@@ -274,7 +280,7 @@ def test_rounding_of_a_constant_is_not_spread_over_the_chart(visit, two_runs):
 
 
 def test_what_is_there_is_drawn_while_a_request_for_other_metrics_hangs(visit, platform):
-    run_id, _, _ = told(platform, "letters hung", lambda step: {f"custom/part_{n:03}": n + step for n in range(60)})
+    run_id, _, _ = run_with_metrics(platform, "letters hung", lambda step: {f"custom/part_{n:03}": n + step for n in range(60)})
     page, held = visit(viewport={"width": 1440, "height": 900}).page, []
     page.goto(f"/runs/{run_id}")
     early, late = (page.locator(f"[data-key='custom/part_{n:03}']") for n in (0, 59))
@@ -293,13 +299,7 @@ def test_what_is_there_is_drawn_while_a_request_for_other_metrics_hangs(visit, p
 
 
 def test_a_chart_that_waits_keeps_its_preview_when_another_axis_is_chosen(visit, two_runs):
-    page, held = visit(viewport={"width": 1440, "height": 500}).page, []
-    page.goto(f"/runs/{two_runs[0]}")
-    page.wait_for_selector("#plot-reward .nsewdrag")
-    page.evaluate(HELD_DRAWING)
-    page.locator("#metric-groups").evaluate("(groups) => groups.scrollIntoView()")
-    panels = page.locator(".metric", has=page.locator(".preview path.curve"))
-    wait_until(lambda: page.wait_for_timeout(20) or panels.count() >= 4, "few curves", within_s=30)
+    (page, panels), held = with_previews(visit, two_runs[0]), []
     page.route("**/metrics?*x=wall*", lambda route: held.append(route))
     page.locator("[data-axis=wall]").evaluate("(button) => button.click()")
     page.evaluate("window.release()")
@@ -337,7 +337,7 @@ def test_a_chart_that_comes_back_into_view_listens_once(visit, two_runs):
 
 
 def test_steps_that_a_run_ended_with_while_plotly_was_read_are_drawn(visit, platform):
-    run_id, supervisor, story = told(platform, "letters ending", lambda step: {}, steps=4)
+    run_id, supervisor, story = run_with_metrics(platform, "letters ending", lambda step: {}, steps=4)
     page, held = visit().page, []
     page.route("**/vendor/plotly*", lambda route: held.append(route))
     page.goto(f"/runs/{run_id}")

@@ -29,12 +29,13 @@ def test_yaml_that_cannot_be_read_is_kept_until_it_can_and_then_has_what_was_ent
     page.fill("#yaml", broken)
     page.wait_for_selector("#problems .bad >> nth=0")
     page.click("[data-view=form]")
-    expect(page.locator("#why-not")).to_contain_text("The YAML cannot be read")
+    expect(page.locator("#why-not")).to_contain_text("Correct the YAML first")
     expect(page.locator("[name=preset]").first).to_be_disabled()
     page.fill("[data-path=steps]", "33")
     page.keyboard.press("Tab")
     page.wait_for_timeout(1000)
     expect(page.locator("#yaml")).to_have_value(broken)
+    expect(page.locator("#problems")).to_contain_text("is not valid YAML")
     page.get_by_role("button", name="Go to the YAML").click()
     page.fill("#yaml", whole)
     page.wait_for_selector(READY)
@@ -42,6 +43,16 @@ def test_yaml_that_cannot_be_read_is_kept_until_it_can_and_then_has_what_was_ent
     page.click("[data-view=form]")
     expect(page.locator("[data-path=steps]")).to_have_value("33")
     expect(page.locator("[name=preset]").first).to_be_enabled()
+
+
+def test_emptied_yaml_is_filled_from_the_form(page):
+    page.click("[data-view=yaml]")
+    page.fill("#yaml", "")
+    page.wait_for_selector("#problems .bad >> nth=0")
+    page.click("[data-view=form]")
+    page.fill("[data-path=steps]", "33")
+    page.wait_for_selector(READY)
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 33$", re.MULTILINE))
 
 
 def test_a_page_that_comes_back_after_its_submission_can_submit_again(page):

@@ -174,20 +174,19 @@ function dotted(data) {
     return { ...t, mode: "lines+markers", marker, cliponaxis: false };
   });
 }
-/* A cross where the line breaks because a value is not a number. */
+/* A cross at the last finite value wherever a value is NaN or infinite. */
 function gaps({ step, x, y }) {
   const at = y.flatMap((value, i) => (value === null ? [i] : []));
   if (!at.length) return [];
-  const first = y.find(f.known) ?? 0;
-  let before = first;
-  const beside = y.map((value) => {
-    before = value ?? before;
-    return before;
+  let last = y.find(f.known) ?? 0;
+  const heights = y.map((value) => {
+    last = value ?? last;
+    return last;
   });
   return [
     {
       x: at.map((i) => x[i]),
-      y: at.map((i) => beside[i]),
+      y: at.map((i) => heights[i]),
       mode: "markers",
       marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: css("--bad") } },
       text: at.map((i) => f.whole(step[i])),
@@ -196,7 +195,7 @@ function gaps({ step, x, y }) {
     },
   ];
 }
-/* Returns a function that ends it. */
+/* Returns a function that removes the listeners. */
 function onChange(redraw) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const chosen = new MutationObserver(redraw);
@@ -215,7 +214,7 @@ function onChange(redraw) {
    that the user zoomed. `at`: where the cursor is, or null. */
 function linked(read, zoomed) {
   const plots = new Set();
-  const watched = new WeakSet(); // plots that come back keep their DOM listeners, but not Plotly's
+  const watched = new WeakSet(); // a purged plot keeps its DOM listeners and loses Plotly's
   let busy = false;
   let at = null;
   function point(x, e) {

@@ -21,7 +21,7 @@ function bubbleOf(series) {
   const columns = Object.entries(series)
     .filter(([key]) => key.startsWith("bubble/"))
     .map(([, column]) => placed(column));
-  const { step, x } = joined(columns); // no column: no step
+  const { step, x } = joined(columns);
   const mean = (at) => {
     const ys = columns.map((c) => valueAt({ x: c.step, y: c.y }, at)).filter(known);
     return ys.length ? (100 * ys.reduce((a, b) => a + b, 0)) / ys.length : null;

@@ -128,7 +128,7 @@ function refuse(e) {
   if (reply) return;
   $("result").hidden = true;
   const grouped = view.group && view.group !== BUT_SEED ? [[view.group, view.group]] : [];
-  options($("group"), [...UNGROUPED, ...grouped], view.group); // so that what was refused can be taken back
+  options($("group"), [...UNGROUPED, ...grouped], view.group); // so that the user can remove a refused grouping
 }
 function connection(ok) {
   const open = !ok || (reply && reply.runs.some((run) => !run.ended_at));
@@ -228,7 +228,7 @@ const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again:
 /* Draw the run under the pointer or the focus on top; null: none. */
 function point(id) {
   const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
-  // a chart that was chosen since is not there yet
+  // only charts that are drawn; a metric that was just added has none yet
   Object.entries(v ? v.drawn : {}).forEach(([name, drawn]) =>
     outline(plot(name), entry ? drawn.runs.get(id) : null, entry ? T.run(entry.colour) : ""),
   );

@@ -17,15 +17,15 @@ function csrfToken() {
   const cookie = document.cookie.split("; ").find((pair) => pair.startsWith("oppo_csrf="));
   return cookie ? cookie.slice(cookie.indexOf("=") + 1) : document.querySelector('meta[name="csrf-token"]').content;
 }
-const ANSWER_MS = 60_000;
-/* A read that gets no answer in time fails as if the server could not be reached: callers retry both. */
+const TIMEOUT_MS = 60_000;
+/* A GET without a response in time fails with a TypeError, as if the server were unreachable: callers retry both. */
 async function request(method, path, body, { signal, key } = {}) {
   if (method !== "GET") return send(method, path, body, { signal, key });
-  const timeout = AbortSignal.timeout(ANSWER_MS);
+  const timeout = AbortSignal.timeout(TIMEOUT_MS);
   try {
     return await send(method, path, body, { signal: signal ? AbortSignal.any([signal, timeout]) : timeout });
   } catch (e) {
-    throw e.name === "TimeoutError" ? new TypeError(`No answer to ${path}`) : e;
+    throw e.name === "TimeoutError" ? new TypeError(`No response to ${path}`) : e;
   }
 }
 async function send(method, path, body, { signal, key }) {

@@ -60,7 +60,7 @@ document
   .forEach((s) =>
     s.addEventListener("change", () => {
       const { next } = s.form.elements;
-      if (next) next.value = location.pathname + location.search; // what was chosen on the page since it was loaded
+      if (next) next.value = location.pathname + location.search; // choices on the page change its address
       s.form.requestSubmit();
     }),
   );

@@ -9,7 +9,7 @@ import * as api from "../core/api.js";
 import { run } from "./store.js";
 
 const KEYS_A_REQUEST = 50;
-/* Another attempt may train the same steps again. */
+/* Attempt and step: a new attempt may train the same steps again. */
 export const versionOf = ({ attempt, step }) => `${attempt} ${step}`;
 
 export function metricColumns(view, points) {
@@ -67,7 +67,7 @@ function placed(series, key) {
     Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]),
   );
 }
-/* Whether a column has anything in a range of the axis: some metrics end before others. */
+/* Whether a column overlaps a range of the axis; some metrics end before others. */
 const reaches = ({ x }, [from, to]) => x.length > 0 && x[0] <= to && x[x.length - 1] >= from;
 /* The steps that a range of the axis covers, with a row more on both sides: `[after, to]`. */
 function stepsIn({ x, step }, [from, to]) {

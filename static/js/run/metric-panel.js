@@ -108,7 +108,7 @@ function centred(text) {
   const font = { size: 12, color: T.css("--text-3") };
   return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font };
 }
-/* Differences that are a float's rounding are not spread over the whole chart, whose ticks would need ten digits. */
+/* The range of the y axis where values differ only by rounding: Plotly's own would magnify that, with ticks of ten digits. */
 function rangeOf(columns) {
   const known = columns.flatMap(({ y, low, high }) => [y, low || [], high || []].flat().filter(f.known));
   const [lo, hi] = known.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);

@@ -15,7 +15,7 @@ export function panelDrawer(columns) {
   const near = new Set();
   const waiting = new Set(); // panels to draw
   let linked = null; // the cursor and zoom of all charts
-  let at = versionOf(run.summary); // up to which the panels show the run
+  let version = versionOf(run.summary); // up to which the panels show the run
   let drawing = false;
   let pass = null;
   let again = false;
@@ -82,7 +82,7 @@ export function panelDrawer(columns) {
     }
   }
   async function loadMissing() {
-    const target = at;
+    const target = version;
     for (let keys = missing(target); keys.length; keys = missing(target)) {
       const changed = new Set(await columns.load(keys, target));
       near.forEach((panel) => {
@@ -92,18 +92,18 @@ export function panelDrawer(columns) {
     }
   }
   function renew() {
-    if (renewal || at === versionOf(run.summary)) return;
+    if (renewal || version === versionOf(run.summary)) return;
     renewal = setTimeout(() => {
-      at = versionOf(run.summary);
+      version = versionOf(run.summary);
       load().finally(() => {
         renewal = 0;
         renew(); // for summaries that came meanwhile
       });
     }, RENEW_MS);
   }
-  /* One chart in each task, so that scrolling stays smooth. It waits for no request: what is there is drawn while others hang. */
+  /* One chart in each task, so that scrolling stays smooth. It does not wait for requests. */
   async function draw() {
-    if (drawing) return; // what waits meanwhile is drawn too
+    if (drawing) return; // the running loop also draws panels that are queued meanwhile
     drawing = true;
     try {
       while (linked && waiting.size) await drawOne();
@@ -114,7 +114,7 @@ export function panelDrawer(columns) {
   async function drawOne() {
     const [panel] = waiting;
     waiting.delete(panel);
-    if (!isDrawable(panel)) return; // another axis was chosen: its preview stays
+    if (!isDrawable(panel)) return; // another axis was chosen; the preview stays until its columns are loaded
     await panel.draw();
     if (near.has(panel)) {
       linked.add(panel.plot);

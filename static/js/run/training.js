@@ -172,7 +172,7 @@ async function refresh() {
   const first = !loaded && view.axis === begun;
   busy = true;
   try {
-    // what came after the first load was asked for; nothing is asked for if nothing did
+    // Also the steps that were reported after the first load was requested; without new steps no request is sent.
     const begin = first ? firstLoad : Promise.resolve(false);
     const columns = begin.then((fresh) => {
       due = due || fresh;

@@ -2,7 +2,7 @@
 import { el, icon } from "../core/dom.js";
 import * as S from "./spec.js";
 
-/* What fields of these kinds may be given: paths of problems whose suggestion is a value for the field. */
+/* By kind of field, the problem paths whose suggestion is a value for the field. */
 const EXACT = {
   actor: ["models.actor.path"],
   reward: ["models.reward.model.path", "models.reward.rule"],
@@ -213,7 +213,7 @@ export function submitFields(form, catalogue, presets, onChange) {
         if (one) help.append(el("span", { class: "chosen" }, `This run: ${shown(one.value)}, because ${one.reason}.`));
       });
   }
-  /* Whether the suggestion is a value for what the problem names: it may be a key, or one of several parts or files. */
+  /* Whether the suggestion is a value for the field, not the name of a key or of one of several files. */
   function isExact({ path }, input) {
     return (EXACT[input.dataset.kind] || [input.dataset.path]).includes(path) && input.value !== "kept:";
   }

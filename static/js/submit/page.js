@@ -29,10 +29,10 @@ let sending = false;
 let named = Boolean(fork);
 let verdict = { ok: false, problems: [], pending: true };
 let readable = true; // whether the last checked text was a spec at all
-let unreadable = false; // whether the YAML is not one
+let unreadable = false; // whether the YAML cannot be parsed
 let touched = Boolean(fork); // an untouched form names what it needs, without complaints
 let replaced = {}; // values that the chosen preset replaced, by path
-let algorithm; // as the chosen preset left it
+let presetAlgorithm; // the algorithm after the preset was applied
 let tried = { text: "", key: "" }; // the last submission, and its idempotency key
 let waiting = []; // inputs of the form that were used before the server could read the YAML
 const fields = submitFields(form, catalogue, presets, (input) => {
@@ -55,7 +55,7 @@ const card = planCard((settings) => {
   changed("form");
 });
 
-/* Whether `spec` is older than the YAML, until the server can read that: a change of it would replace what was typed there. */
+/* Whether `spec` is older than the YAML, which the server has not parsed: a change of `spec` would overwrite that text. */
 const isOutdated = () => unread || unreadable;
 
 /* --- one spec, two views -------------------------------------------------------------------------------- */
@@ -93,20 +93,20 @@ async function check() {
   verdict = { ok: reply.ok, problems: reply.problems, pending: false };
   if (side === "form" && reply.yaml) yaml.value = reply.yaml;
   readable = Boolean(reply.spec);
-  unreadable = side === "yaml" && !readable;
-  if (side === "yaml" && readable) take(reply.spec);
+  unreadable = side === "yaml" && !readable && yaml.value.trim() !== "";
+  if (side === "yaml" && readable) useYaml(reply.spec);
   fields.showDefaults(reply.chosen || {}, reply.ok ? reply.spec : null);
   card.show(reply.plan);
   if (unreadable) plan();
   else writeWaiting();
   showVerdict();
 }
-/* What the server read in the YAML. */
-function take(read) {
-  if (read.name !== S.get(spec, "name")) named = true;
+function useYaml(parsed) {
+  if (parsed.name !== S.get(spec, "name")) named = true;
   replaced = {};
-  spec = read;
+  spec = parsed;
 }
+/* Apply the inputs that were changed while the spec was outdated. */
 function writeWaiting() {
   const inputs = waiting;
   waiting = [];
@@ -183,10 +183,11 @@ function applySettings({ overlap, settings }) {
     Object.entries(values).forEach(([path, value]) =>
       value === null || value === undefined ? S.unset(spec, path) : S.set(spec, path, value),
     );
-  if (S.get(spec, ALGORITHM) === algorithm) apply(replaced); // one from the list has restored its fields, which may be newer
+  // An algorithm that was chosen from the list has restored its own fields.
+  if (S.get(spec, ALGORITHM) === presetAlgorithm) apply(replaced);
   replaced = Object.fromEntries(Object.keys(settings).map((path) => [path, S.get(spec, path)]));
   apply({ ...settings, "overlap.intra_step": overlap.intra_step, "overlap.inter_step": overlap.inter_step });
-  algorithm = S.get(spec, ALGORITHM);
+  presetAlgorithm = S.get(spec, ALGORITHM);
 }
 function show(which) {
   view = which;
@@ -290,7 +291,7 @@ function showSend() {
         : verdict.ok
           ? "The run joins the queue immediately."
           : unreadable && view === "form"
-            ? "The YAML cannot be read. Correct it first: the form goes on from it."
+            ? "Correct the YAML first. Changes of the form are applied after that."
             : !touched
               ? "Complete the form to submit."
               : n === 1
@@ -374,8 +375,8 @@ form.addEventListener("change", (e) => {
   if (e.target.name === "preset") choosePreset(e.target.value);
 });
 project.addEventListener("change", () => changed(from));
-$("tags").addEventListener("input", () => verdict.ok || changed(from)); // it may have been a tag that was refused
-/* The browser may keep the page as it was left, in the middle of its submission. */
+$("tags").addEventListener("input", () => verdict.ok || changed(from)); // a tag may have been refused
+/* The back/forward cache restores the page as it was during its submission. */
 addEventListener("pageshow", (e) => {
   if (!e.persisted) return;
   sending = false;
