@@ -117,7 +117,7 @@ BROKEN = {
     "a wish that waits for nobody": ([(lifecycle, "_request_stop", lambda attempt, within_s: False)], 96),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
-    "a cycle that gives no reasons": ([(wait_reasons, "_store_reasons", lambda decisions, now, known: {})], 0),
+    "a cycle that gives no reasons": ([(wait_reasons, "_store_reasons", lambda decisions, changed, now, known: {})], 0),
 }
 
 

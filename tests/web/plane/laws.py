@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import F
 
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Allocation, Attempt, Run
-from oppo_platform.scheduling.cycle import Kept
 from oppo_platform.scheduling.models import SchedulerBeat, Usage
 from oppo_platform.scheduling.policy.fair_share import decayed
 from oppo_platform.scheduling.usage import decayed_seconds
 from oppo_platform.scheduling.wait_reasons import read_reasons
+from oppo_platform.scheduling.waiting_runs import WaitingRuns
 from oppo_platform.telemetry.blocks import unpack_points
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark
 
 if TYPE_CHECKING:
+    from oppo_platform.scheduling.cycle import Kept
     from tests.web.plane.simulation import ControlPlane
 
 # Why a run may still wait when everybody else has ended and every node is back.
@@ -83,11 +86,13 @@ class Laws:
 
     def kept_is_what_is_stored(self, kept: Kept) -> None:
         """What the scheduler keeps between cycles equals what it would read now."""
-        fresh = Kept()
-        assert kept.waiting.rows(RunState.QUEUED) == fresh.waiting.rows(RunState.QUEUED)
+        kept_runs = copy.copy(kept.waiting).read()  # of a copy: the next cycle must see the same changes
+        assert kept_runs == WaitingRuns().read()
         assert kept.stored is not None
         assert kept.stored.reasons == read_reasons()
         assert list(kept.stored.order) == SchedulerBeat.objects.get().order
+        waiting = Run.objects.filter(state=RunState.QUEUED, waiting__isnull=False).exclude(waiting__code="backoff")
+        assert not (others := waiting.exclude(reason=F("waiting__text")).values_list("id", "reason", "waiting__text")), others
 
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:

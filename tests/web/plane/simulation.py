@@ -177,7 +177,7 @@ class ControlPlane:
             with crashing(crash):
                 result = run_cycle(self.kept)
         except Crash:
-            self.laws.looked_at = None
+            self.laws.looked_at, self.kept = None, Kept()
             self.say("the scheduler dies in the middle of a cycle")
             return
         assert result is not None
