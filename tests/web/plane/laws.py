@@ -85,12 +85,13 @@ class Laws:
         self._devices()
 
     def kept_is_what_is_stored(self, kept: Kept) -> None:
-        """What the scheduler keeps between cycles equals what it would read now."""
+        """After a cycle: what the scheduler keeps equals what it would read now, and each run shows its stored reason."""
         kept_runs = copy.copy(kept.waiting).read()  # of a copy: the next cycle must see the same changes
         assert kept_runs == WaitingRuns().read()
         assert kept.stored is not None
         assert kept.stored.reasons == read_reasons()
         assert list(kept.stored.order) == SchedulerBeat.objects.get().order
+        # A run that waits after a failure keeps that message.
         waiting = Run.objects.filter(state=RunState.QUEUED, waiting__isnull=False).exclude(waiting__code="backoff")
         assert not (others := waiting.exclude(reason=F("waiting__text")).values_list("id", "reason", "waiting__text")), others
 
