@@ -111,6 +111,62 @@ def asked_for(held, preset):
     return [number for number, route in enumerate(held.routes) if re.search(f"q=preset(:|%3A){preset}(&|$)", route.request.url)]
 
 
+def test_an_earlier_filter_that_is_no_longer_aborted_does_not_replace_the_newest(visit, hold, two_runs):
+    """htmx forgets the pending request when the one before it has ended, so a third does not abort the second."""
+    page = visit().page
+    page.goto("/runs")
+    sequential, oppo = (page.locator(f"#rows tr[data-key='{run_id}']") for run_id in two_runs)
+    held = hold(page, rows_of)
+    for preset in ("overlap", "sequential", "oppo"):
+        page.fill("#filter", f"preset:{preset}")
+        wait_until(lambda preset=preset: page.wait_for_timeout(20) or asked_for(held, preset), "the filter is not asked for", 30)
+    second, third = asked_for(held, "sequential")[-1], asked_for(held, "oppo")[-1]
+    held.answer(third)
+    expect(sequential).to_have_count(0)
+    expect(oppo).to_have_count(1)
+    assert held.routes[second].request.failure is None
+    held.answer(second)
+    expect(sequential).to_have_count(0)
+    expect(oppo).to_have_count(1)
+    held.open()
+
+
+HALF_A_RESPONSE = """() => {
+  const real = window.fetch;
+  window.fetch = async (url, request) => {
+    const response = await real(url, request);
+    if (!String(url).includes("part=rows")) return response;
+    window.fetch = real;
+    window.half = true;
+    const body = new ReadableStream({
+      start(controller) {
+        controller.enqueue(new TextEncoder().encode("<tr id=half>"));
+        request.signal.addEventListener("abort", () => controller.error(request.signal.reason));
+      },
+    });
+    return new Response(body, { headers: response.headers });
+  };
+}"""
+
+
+def test_a_list_whose_response_is_replaced_half_way_does_not_look_disconnected(visit, hold, two_runs):
+    page = visit().page
+    page.goto("/runs")
+    connection = page.locator("#live").text_content()
+    page.evaluate(HALF_A_RESPONSE)
+    page.wait_for_function("() => window.half")
+    held = hold(page, rows_of)
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+    held.come()
+    page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+    expect(page.locator("#live")).to_have_text(connection)
+    held.answer(0)
+    expect(page.locator("#half")).to_have_count(0)
+    for run_id in two_runs:
+        expect(page.locator(f"#rows tr[data-key='{run_id}']")).to_have_count(1)
+    held.open()
+
+
 def test_a_row_drawn_anew_keeps_the_focus_and_one_under_the_pointer_stays_until_it_is_a_click(visit, hold, two_runs):
     page = visit().page
     page.goto("/runs")

@@ -11,9 +11,16 @@ import { markWideTables } from "./wide-tables.js";
 const SOON_MS = 150;
 const nothing = () => {};
 
-/* A request that a newer one replaces has no content; one that fails is a response with status 0, not an error of the page. */
-const send = (...request) =>
-  fetch(...request).catch((e) => (e.name === "AbortError" ? new Response(null, { status: 204 }) : Response.error()));
+/* A request that fails or is aborted, be it while its body is read, is a response with status 0, not an error of the page. */
+async function send(...request) {
+  try {
+    const response = await fetch(...request);
+    const text = await response.text();
+    return Object.assign(response, { text: async () => text });
+  } catch {
+    return Response.error();
+  }
+}
 
 export function liveFragment(
   target,
@@ -44,8 +51,9 @@ export function liveFragment(
     newest = ctx;
     ctx.fetch = send;
   });
-  on("before:response", ({ response }) => {
-    if (!response.raw.redirected && response.status !== 403) return true;
+  on("before:response", (ctx) => {
+    if (ctx !== newest) return false;
+    if (!ctx.response.raw.redirected && ctx.response.status !== 403) return true;
     onSignedOut();
     return false;
   });
