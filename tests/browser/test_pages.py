@@ -9,6 +9,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from oppo_platform.pages.templatetags.oppo_format import figure
+
 pytestmark = pytest.mark.browser
 
 PHONE = {"viewport": {"width": 400, "height": 860}}
@@ -375,3 +377,23 @@ def test_single_keys_can_be_switched_off(visit, platform):
     expect(page.locator("dialog.keys"), "the browser closes it a moment later").to_have_count(0)
     page.keyboard.press("t")
     assert page.evaluate(theme) != first
+
+
+def test_scripts_and_templates_write_a_figure_alike(visit):
+    page = visit().page
+    page.goto("/runs")
+    numbers = [
+        sign * lead * 10.0**power
+        for power in range(-9, 10)
+        for lead in (0.9999, 0.99949, 1.0, 1.234, 5.55, 9.96)
+        for sign in (1, -1)
+    ]
+    written = page.evaluate(
+        """async (numbers) => {
+          const { figure } = await import("/static/js/core/format.js");
+          return numbers.map(figure);
+        }""",
+        [*numbers, 0],
+    )
+    assert dict(zip(numbers, written, strict=False)) == {number: figure(number) for number in numbers}
+    assert written[-1] == figure(0)

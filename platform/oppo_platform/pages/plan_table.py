@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oppo_platform.pages.templatetags.oppo_format import NONE, duration, figure, gibibytes, percent, signed
+from oppo_platform.pages.templatetags.oppo_format import NONE, brief, duration, figure, gibibytes, percent, signed
 from oppo_platform.runs.models import Run
 from oppo_platform.usecases.plan_review import FigureName, PlannedFigure, plan_review
 
@@ -43,6 +43,8 @@ def _text(name: FigureName, value: float | None) -> str:
         return gibibytes(value)
     if name == "device_hours":  # few as a duration
         return figure(value) if value is None or value >= FEW_HOURS else duration(3600 * value)
+    if name == "step_s":
+        return brief(value)
     return duration(value)
 
 

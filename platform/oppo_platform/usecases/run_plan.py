@@ -296,15 +296,16 @@ def plan_time(
         response_tokens=estimate.response,
         basis="earlier_runs" if estimate.runs else "simulated",
         runs=list(estimate.runs),
-        text=_basis_text(len(estimate.runs)),
+        text=_basis_text(len(estimate.runs), model.host),
         unknown="",
     )
     return time, plan_saving(spec, estimate, earlier, duration)
 
 
-def _basis_text(runs: int) -> str:
+def _basis_text(runs: int, host: Host) -> str:
     if not runs:
-        return "simulated, with all responses at maximum length: no earlier run of this actor on this device"
+        rates = "the rates of the device's data sheet" if host.gpu else "the speed of a typical CPU core"
+        return f"simulated with {rates} and all responses at maximum length: no earlier run of this actor on this device"
     return f"from {runs} earlier run{'s' if runs > 1 else ''} of this actor on this device"
 
 

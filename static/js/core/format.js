@@ -2,7 +2,7 @@
 const known = (x) => typeof x === "number" && Number.isFinite(x);
 const NONE = "–";
 
-const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : NONE);
+const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US").replace("-", "−") : NONE);
 const fixed = (x, digits) => (known(x) ? x.toFixed(digits).replace("-", "−") : NONE);
 const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : NONE);
 
@@ -10,7 +10,7 @@ const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(
 function figure(x) {
   if (!known(x)) return NONE;
   if (x === 0) return "0";
-  const size = Math.abs(x);
+  const size = Number(Math.abs(x).toPrecision(3)); // 9.999 is 10.0
   if (size >= 1e6 || size < 1e-4) return x.toExponential(1).replace("-", "−").replace("e−", "e-").replace("e+", "e");
   return size >= 1000 ? whole(x) : fixed(x, Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(size)))));
 }

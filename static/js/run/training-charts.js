@@ -102,8 +102,7 @@ function line(key, { axis = {}, digits = 2, unit = "", raw = true } = {}) {
     const column = v.series.get(key);
     const { soft, data } = smooth(column, v);
     const i = lastKnown(soft);
-    const shown = column.y.every((y) => Math.abs(y) < 0.1) ? 4 : digits;
-    const write = (y) => f.fixed(y, shown);
+    const write = column.y.every((y) => Math.abs(y) < 0.1) ? f.figure : (y) => f.fixed(y, digits);
     const say = (k) => [
       write(soft[k]),
       `${unit}${raw && v.weight ? `${unit ? " · " : ""}raw ${write(column.y[k])}` : ""}`,

@@ -47,8 +47,10 @@ def test_a_choice_that_makes_no_sense_says_what_would(world, cols, message):
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (1.234, "1.23"), (-0.0123, "−0.0123"), (1234.5, "1,234"), (3e-6, "3.0e-6"), (-2.5e7, "−2.5e7")]
-)
+    ("number", "text"),
+    [(0, "0"), (1.234, "1.23"), (-0.0123, "−0.0123"), (1234.5, "1,234"), (3e-6, "3.0e-6"), (-2.5e7, "−2.5e7"),
+     (0.0099999998, "0.0100"), (9.999, "10.0"), (-99.96, "−100"), (999.9, "1,000"), (999_999.9, "1.0e6")],
+)  # fmt: skip
 def test_figures_have_three_digits_that_matter(number, text):
     assert figure(number) == text
 

@@ -100,6 +100,7 @@ def test_time_is_simulated_until_a_run_has_measured_it(world, report, make_spec,
     client, spec = world.login("ada"), make_spec(models=actor(), steps=50)
     before = validate(client, spec)
     assert (before["time"]["basis"], before["time"]["runs"]) == ("simulated", [])
+    assert before["time"]["text"].startswith("simulated with the speed of a typical CPU core")
     assert "no earlier run of this actor on this device" in before["time"]["text"]
     run, _ = trained(world, worker, events, models=actor(), step_s=2.0)
     after = validate(client, spec)

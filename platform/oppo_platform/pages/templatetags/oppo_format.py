@@ -40,7 +40,7 @@ def figure(value: Any) -> str:
     """Three significant digits: `0.00123`, `1.23`, `123`, `1,234`, `1.0e-6`."""
     if not _known(value):
         return NONE
-    size = abs(value)
+    size = float(f"{abs(value):.2e}")  # 9.999 is 10.0
     if size == 0:
         return "0"
     if size >= 1e6 or size < 1e-4:
@@ -68,6 +68,13 @@ def duration(seconds: Any) -> str:
             part = {"h": 3600, "m": 60, "s": 1}[small]
             return f"{whole // unit_s} {big} {whole % unit_s // part} {small}"
     return f"{whole} s"
+
+
+def brief(seconds: Any) -> str:
+    """A duration within a step: `76 ms`, `1.75 s`."""
+    if not _known(seconds):
+        return NONE
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{figure(seconds)} s"
 
 
 @register.filter
