@@ -11,7 +11,7 @@ import { markWideTables } from "./wide-tables.js";
 const SOON_MS = 150;
 const nothing = () => {};
 
-/* A request that fails or is aborted, be it while its body is read, is a response with status 0, not an error of the page. */
+/* A request that fails or is aborted, also while its body is read, gives a response with status 0, not an error in the console. */
 async function send(...request) {
   try {
     const response = await fetch(...request);

@@ -112,6 +112,12 @@ def test_time_is_simulated_until_a_run_has_measured_it(world, report, make_spec,
     assert after["memory"]["expected_bytes"] == pytest.approx(15e9)
 
 
+def test_a_simulated_time_of_a_gpu_names_the_data_sheet(world, report, make_spec):
+    report(kind="cuda", model="NVIDIA H100 80GB HBM3", memory=80 * GIB)
+    text = validate(world.login("ada"), make_spec(models=actor()))["time"]["text"]
+    assert text.startswith("simulated with the rates of the device's data sheet")
+
+
 def test_a_time_limit_bounds_the_duration(world, report, make_spec, events):
     worker = report()
     trained(world, worker, events, models=actor(), step_s=2.0)
