@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -16,10 +17,11 @@ import torch
 from click.testing import CliRunner
 
 from oppo_bench.document import Result, document
-from oppo_bench.engine import memory, workload
+from oppo_bench.engine import workload
 from oppo_bench.engine.command import noisy
 from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.floor import STAGES
+from oppo_bench.engine.memory import USABLE, EngineMemory, heats
 from oppo_bench.engine.models import build_models, published_models, roles, write_model
 from oppo_bench.engine.padding import GROUPING, in_order, unsorted
 from oppo_bench.engine.race import Measured, Plan, race, to_results
@@ -233,19 +235,28 @@ def test_every_size_and_variant_is_a_valid_spec(tmp_path: Path) -> None:
             assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
 
 
-def test_variants_run_in_heats_where_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["padded", "sequential", "both", FLOOR]
-    one = memory.engine_bytes(LOAD)
-    for room, expected in (
-        (100, [names]),
-        (4, [["padded", "sequential", "both"], [FLOOR]]),
-        (2, [["padded"], ["sequential"], ["both"], [FLOOR]]),
-        (0, [["padded"], ["sequential"], ["both"], [FLOOR]]),
+def test_variants_run_in_heats_where_memory_is_small() -> None:
+    engines = {name: EngineMemory(10, 6) for name in ("padded", "sequential", "both")}
+    engines[FLOOR] = engines["sequential"].of_floor(2)
+    names = [*engines]
+    for usable, expected in (
+        (10 * 3 + 30 + 12, [names]),  # the floor's two engines work at the same time, others one by one
+        (10 * 3 + 30 + 11, [names[:3], [FLOOR]]),
+        (10 * 2 + 6, [names[:2], ["both"], [FLOOR]]),
+        (0, [[name] for name in names]),
     ):
-        monkeypatch.setattr(memory, "free_bytes", lambda device, room=room: room * one)
-        assert memory.heats(names, LOAD, threads=2) == expected
-    monkeypatch.setattr(memory, "free_bytes", lambda device: None)
-    assert memory.heats(names, LOAD, threads=2) == [names]
+        assert heats(engines, math.ceil(usable / USABLE)) == expected
+    assert heats(engines, None) == [names]
+
+
+def test_memory_of_an_engine_has_the_activations_of_a_pass(tmp_path: Path) -> None:
+    models, prompts = build_models(LOAD.size, tmp_path, 0), write_prompts(tmp_path, 0)
+    small, large = (
+        EngineMemory.of(build_spec(replace(LOAD, size=replace(LOAD.size, micro_batch_tokens=tokens)), {}, models, prompts))
+        for tokens in (600, 1200)
+    )
+    assert large.working == pytest.approx(2 * small.working, rel=0.05)
+    assert small.held > 0
 
 
 def test_the_large_sizes_have_the_parameters_of_their_models() -> None:

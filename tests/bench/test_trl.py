@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
+from oppo_bench.engine.memory import EngineMemory
 from oppo_bench.engine.models import build_models, build_peer_models, roles, round_trip_prompts
 from oppo_bench.engine.race import Plan
 from oppo_bench.engine.workload import SIZES, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
@@ -84,10 +85,11 @@ def test_grpo_on_a_published_model_has_the_same_batch(tmp_path: Path) -> None:
 
 def test_trainers_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Load("m", SMALL, 16, Lengths(0).for_published_model(), model=tmp_path)
-    check_memory(load, 4)
+    engines = [EngineMemory(10**6, 10**6)]
+    check_memory(load, engines)
     monkeypatch.setattr(race, "free_bytes", lambda device: 10**6)
     with pytest.raises(PeerError, match="all trainers together need about"):
-        check_memory(load, 4)
+        check_memory(load, engines)
 
 
 def test_round_tripped_prompts_are_the_same_as_text(tmp_path: Path) -> None:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from oppo_bench.engine.workload import FLOOR, Load
+from oppo_contract.spec import RunSpec
+from oppo_core.engine.preflight import preflight
 
 MEMINFO = Path("/proc/meminfo")
-USABLE = 0.8  # share of free memory; the rest is for activations and other programs
-SECOND_NUMBERS = {"float32": 0, "bfloat16": 6}  # bytes per trained weight: a float32 copy, and the gradient in float32
+USABLE = 0.8  # share of free memory; the rest is for other programs
 
 
-def engine_bytes(load: Load) -> int:
-    """Memory of one engine between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients.
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes that an engine holds between two steps, and those that it needs besides while it works."""
 
-    A published model's adapters are small, and its actor without them is the reference.
-    """
-    size, adapted = load.size, load.model is not None
-    width = 2 if size.dtype == "bfloat16" else 4
-    weights = size.parameters * (3 if adapted else 4) * width
-    trained = 0 if adapted else size.parameters * 2 * (width + 8 + SECOND_NUMBERS[size.dtype])  # gradient and two moments
-    early = 0 if adapted or load.device == "cuda" else size.parameters * 2 * width
-    token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
-    return weights + trained + early + 4 * (load.batch + load.overcommit) * load.context * token
+    held: int
+    working: int
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> EngineMemory:
+        """As the check before a run estimates it."""
+        items = [item for device in preflight(spec, []).memory for item in device.items]
+        working = sum(item.size for item in items if item.name.endswith(": activations"))
+        return cls(sum(item.size for item in items) - working, working)
+
+    def of_floor(self, cores: int) -> EngineMemory:
+        """Of the floor's measurement: one engine with all cores, and one per core, which work at the same time."""
+        return EngineMemory(self.held * (1 + cores), self.working * cores)
+
+
+def needed(engines: list[EngineMemory]) -> int:
+    """Bytes that they need together, if one works at a time."""
+    return sum(engine.held for engine in engines) + max(engine.working for engine in engines)
 
 
 def free_bytes(device: str) -> int | None:
@@ -37,17 +48,12 @@ def free_bytes(device: str) -> int | None:
     return int(meminfo["MemAvailable"].split()[0]) * 1024
 
 
-def heats(names: list[str], load: Load, threads: int) -> list[list[str]]:
-    """Variants that are alive together, in order: all of them if memory allows. The floor has one more engine per core."""
-    free = free_bytes(load.device)
-    if free is None:
-        return [names]
-    one, planned, left = engine_bytes(load), list[list[str]](), 0.0
-    for name in names:
-        needed = one * (1 + threads if name == FLOOR and load.device == "cpu" else 1)
-        if not planned or needed > left:
+def heats(engines: dict[str, EngineMemory], free: int | None) -> list[list[str]]:
+    """Names of engines that are alive together, in order: all of them if `free` bytes suffice."""
+    planned: list[list[str]] = []
+    for name, engine in engines.items():
+        together = [*(engines[other] for other in planned[-1]), engine] if planned else [engine]
+        if not planned or (free is not None and needed(together) > USABLE * free):
             planned.append([])
-            left = USABLE * free
         planned[-1].append(name)
-        left -= needed
     return planned

@@ -14,7 +14,7 @@ from typing import Any
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import Block, EngineRunner, StepCost
 from oppo_bench.engine.floor import Costs, Floor
-from oppo_bench.engine.memory import heats
+from oppo_bench.engine.memory import EngineMemory, free_bytes, heats
 from oppo_bench.engine.models import build_models, published_models
 from oppo_bench.engine.workload import CPU_ONLY, FLOOR, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
@@ -72,13 +72,24 @@ def race(load: Load, plan: Plan, monitor: LoadMonitor, progress: Progress) -> Me
         model = load.model
         models = build_models(load.size, folder, seed) if model is None else published_models(model, folder, seed)
         setup = Setup(load, models, write_prompts(folder, seed, load.prompt_tokens), folder)
-        planned = heats(plan.variants_on(load.device), load, plan.threads)
+        planned = heats(_memory(setup, plan), free_bytes(load.device))
         measured.heats = len(planned)
         for names in planned:
             _run_heat(setup, plan, names, measured, monitor, progress)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return measured
+
+
+def _memory(setup: Setup, plan: Plan) -> dict[str, EngineMemory]:
+    """Memory of every variant that the device can run, and of the floor's measurement."""
+    engines = {}
+    for name in plan.variants_on(setup.load.device):
+        overlap = VARIANTS["sequential" if name == FLOOR else name]
+        engines[name] = EngineMemory.of(build_spec(setup.load, overlap, setup.models, setup.prompts))
+        if name == FLOOR and setup.load.device == "cpu":
+            engines[name] = engines[name].of_floor(plan.threads)
+    return engines
 
 
 def _run_heat(setup: Setup, plan: Plan, names: list[str], measured: Measured, monitor: LoadMonitor, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import EngineRunner
-from oppo_bench.engine.memory import engine_bytes, free_bytes
+from oppo_bench.engine.memory import EngineMemory, free_bytes, needed
 from oppo_bench.engine.models import build_models, build_peer_models, published_models, round_trip_prompts
 from oppo_bench.engine.race import Plan, Progress
 from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
@@ -169,14 +169,18 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
     else:
         shared = published_models(load.model, scratch, seed)
         round_trip_prompts(prompts, load.model)
-        check_memory(load, len(engine_lines(load, shared, scratch)))
+    lines = [
+        (name, variant, build_spec(load, VARIANTS[variant], models, prompts, settings))
+        for name, variant, models, settings in engine_lines(load, shared, scratch)
+    ]
+    if load.model is not None:
+        check_memory(load, [EngineMemory.of(spec) for _, _, spec in lines])
     config = config_for_trl(load, plan, shared, prompts)
     progress("loading TRL")
     racers: list[Peer | Ours] = [Peer(pythons.ppo, config, scratch / TRL)]
     stack.callback(racers[0].close)
-    for name, variant, models, settings in engine_lines(load, shared, scratch):
+    for name, variant, spec in lines:
         progress(f"assembling {name}")
-        spec = build_spec(load, VARIANTS[variant], models, prompts, settings)
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
         stack.callback(racers[-1].close)
     if pythons.grpo is not None:
@@ -186,14 +190,14 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
     return racers
 
 
-def check_memory(load: Load, engines: int) -> None:
+def check_memory(load: Load, engines: list[EngineMemory]) -> None:
     """Raises PeerError if all trainers together need more than the free memory: swapping would slow TRL down."""
     size, free = load.size, free_bytes(load.device)
     # TRL's PPO and GRPO: four and three networks, and three copies of the logits of a whole batch with its prompts.
     theirs = 4 * (7 * size.parameters + 3 * load.batch * load.context * size.vocab)
-    needed = engines * engine_bytes(load) + theirs
-    if free is not None and needed > free:
-        raise PeerError(f"{load.name}: all trainers together need about {needed / GB:.0f} GB, {free / GB:.0f} are free.")
+    together = needed(engines) + theirs
+    if free is not None and together > free:
+        raise PeerError(f"{load.name}: all trainers together need about {together / GB:.0f} GB, {free / GB:.0f} are free.")
 
 
 def engine_lines(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
