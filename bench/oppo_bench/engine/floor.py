@@ -29,7 +29,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step
 
-BATCHES = 3  # Batches trained in each measurement, always the same.
+BATCHES, PUBLISHED_BATCHES = 3, 1  # Batches trained in each measurement, always the same; of a published model.
 ROUNDS = 24
 PATIENCE_S = 600.0
 STAGE_OF = {
@@ -43,14 +43,16 @@ Costs = dict[str, float]  # stage → microseconds per token
 class GivenAnswers(FixedLengthDecoder):
     """A decoder without cost: answers of the fixed lengths, made of random tokens, are complete at once."""
 
+    batches: int
+
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         self.live = list(sequences)
         return 0
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """Every answer is complete at once; answers repeat every `BATCHES` steps."""
+        """Every answer is complete at once; answers repeat every `batches` steps."""
         for sequence in self.live:
-            number = sequence.sequence_id % (BATCHES * len(self.live))
+            number = sequence.sequence_id % (self.batches * len(self.live))
             count = self.lengths.of(number)
             drawn = np.random.Generator(np.random.Philox(key=[self.lengths.seed + 1, number]))
             sequence.response = drawn.integers(3, VOCAB, count).tolist()
@@ -69,14 +71,17 @@ class Meter:
         self._engine: Engine = assemble(spec, [], out, self._journal, threads)
         self._threads, self._load = threads, load
         self._decoder = fix_lengths(self._engine, load.lengths, EndlessDecoder)
-        fix_lengths(self._engine, load.lengths, GivenAnswers)
+        self._batches = BATCHES if load.model is None else PUBLISHED_BATCHES
+        given = fix_lengths(self._engine, load.lengths, GivenAnswers)
+        assert isinstance(given, GivenAnswers)
+        given.batches = self._batches
         step_report.started(self._engine)
 
     def measure(self) -> Costs:
         """Microseconds per token of every stage in this process."""
         spent: dict[str, float] = defaultdict(float)
         tokens = 0
-        for _ in range(BATCHES):
+        for _ in range(self._batches):
             train_step(self._engine, self._engine.clock())
             tokens += int(self._journal.newest["step"]["metrics"]["perf/total_num_tokens"])
             for stage, seconds in _spans(self._journal.newest["spans"]):

@@ -131,7 +131,8 @@ def _floor(setup: Setup, plan: Plan, stack: ExitStack, progress: Progress) -> Fl
     spec = build_spec(setup.load, VARIANTS["sequential"], setup.models, setup.prompts)
     floor = Floor(spec, setup.load, setup.folder / FLOOR, plan.threads)
     stack.callback(floor.close)
-    floor.measure()  # warm
+    if setup.load.model is None:  # whose measurement takes many minutes
+        floor.measure()  # warm
     return floor
 
 
