@@ -105,6 +105,7 @@ class Rollouts:
             finishers += self._chunk(version, finishers)
             shown = {s.sequence_id: self._visible(s) for s in live}
             self._reader.read(shown, {s.sequence_id for s in live if s.finished})
+        self._decoder.pause()
         return self._pool.take_batch(finishers)
 
     def _chunk(self, version: int, finishers: list[Sequence]) -> list[Sequence]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
+from oppo_core.models.decode_weights import DecodeWeights
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
 from oppo_core.models.oom_retry import PassBudget
@@ -103,6 +104,7 @@ class Decoder:
         self.settings = settings
         self.stops = stops
         self.budget = PassBudget(settings.micro_batch_tokens, name="prefill")
+        self._weights = DecodeWeights(actor)
         weight = next(actor.parameters())
         self.cache = SlotCache(actor.cache_shape, slots, settings.max_prompt + settings.max_new, weight)
         self.live: list[Sequence] = []
@@ -125,6 +127,8 @@ class Decoder:
         """
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
+        if sequences:
+            self._weights.refresh()
         sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
         reused = self._reuse_caches(sequences, version) if self.settings.keeps_cache else self._discard_caches(sequences)
         self.live = sequences
@@ -203,7 +207,8 @@ class Decoder:
             sequence.stale_logprobs = torch.log_softmax(logits, dim=-1).gather(-1, tokens).squeeze(-1).tolist()
 
     def pause(self) -> None:
-        """No-op: the trainer shares these weights."""
+        """Free the copies of weights that only decoding uses."""
+        self._weights.release()
 
     def close(self) -> None:
         """No-op: there are no child processes."""

@@ -68,6 +68,7 @@ class Evaluator:
         while not self._decode_chunk(state, chunk, version):
             if should_stop():
                 return None
+        state.decoder.pause()
         self.unfinished = None
         return state.answers
 

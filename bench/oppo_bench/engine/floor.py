@@ -97,7 +97,9 @@ class Meter:
         for _ in range(ROUNDS):
             self._decoder.round(0)
         finish_queued_work(self._engine)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self._decoder.pause()
+        return seconds
 
     def _half_written(self, row: int) -> Sequence:
         """Number of tokens that a row has at a random moment: long answers are more frequent because they stay longer."""

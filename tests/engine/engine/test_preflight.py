@@ -347,6 +347,25 @@ def test_a_pass_holds_no_more_than_the_rows_of_a_mini_batch(world: Any) -> None:
     assert activations(two).endswith("(2 passes of 500 tokens a pass: ppo.micro_batch_tokens)")
 
 
+def test_copies_for_decoding_count_as_far_as_the_update_needs_less_memory(world: Any) -> None:
+    """They exist during decoding on a CPU in float32, the activations of the update after it."""
+
+    def copies(weights: int, gpu: int = 0, dtype: str = "float32", tied: bool = True) -> int:
+        spec = world.spec({"resources": {"kind": "cpu", "dtype": dtype}})
+        shape = Shape(weights, 2, 16, 10**6, 96, 64, inner_width=64, tied=tied)
+        items = {item.name: item.size for item in memory_items(spec, [Role("actor", shape, 0)], 9, gpu=gpu)}
+        return items.get("actor: weights for decoding", 0)
+
+    assert copies(10**8) == 4 * 10**8
+    assert copies(10**8, tied=False) == 4 * (10**8 - 16 * 10**6)  # the embedding is not multiplied
+    assert copies(10**7) == copies(10**8, gpu=80 * 2**30) == copies(10**8, dtype="bfloat16") == 0
+    spec = world.spec({"resources": {"kind": "cpu"}})
+    shape = Shape(10**8, 2, 16, 10**4, 96, 64, inner_width=64, tied=True)
+    items = {item.name: item.size for item in memory_items(spec, [Role("actor", shape, 10**8)], 9)}
+    transient = items.get("actor: activations", 0) + items.get("actor: the optimizer's step", 0)
+    assert items.get("actor: weights for decoding", 0) == max(0, 4 * 10**8 - transient)
+
+
 def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
     def sizes(stage: int, on_gpu: bool = False, **training: Any) -> dict[str, int]:
         changes = {"resources": {"nodes": 2, "devices": 2, "dtype": "bfloat16"}}

@@ -1,0 +1,123 @@
+"""Copies of weights for decoding: the same numbers as the weights themselves, always the present ones, and gone afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oppo_contract.sections.models import Lora
+from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models import decode_weights
+from oppo_core.models.decode_weights import DecodeWeights
+from oppo_core.models.model_io import load_model
+from oppo_core.models.tiny_transformer import init_tiny
+from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.held_out import Evaluator
+from oppo_core.rollout.sequence import Sequence
+from tests.engine.models.architectures import write_folders
+
+SETTINGS = DecodeSettings(seed=3, eos=2, temperature=0.9, max_prompt=8, max_new=12, micro_batch_tokens=400)
+LORA = Lora(rank=4, alpha=8.0)
+
+
+@pytest.fixture(autouse=True)
+def small_networks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_weights, "LEAST_DECODE_COPY", 0)
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama", "gpt2", "mixtral"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folders(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def load(root: Path, lora: Lora | None = LORA, dtype: torch.dtype = torch.float32) -> Any:
+    network = load_model(ModelSpec(path="actor"), "lm", [root], dtype, 7, lora)
+    change(network, 1)
+    return network
+
+
+@torch.no_grad()
+def change(network: Any, seed: int) -> None:
+    """As an optimizer step does, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in network.parameters():
+        if weight.requires_grad:
+            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.05)
+
+
+def sequences() -> list[Sequence]:
+    return [Sequence(number, number, np.arange(3, 6 + number)) for number in range(3)]
+
+
+def decoded(decoder: Decoder) -> tuple[list[list[int]], list[float]]:
+    answers = sequences()
+    decoder.begin(answers)
+    while decoder.live:
+        decoder.round(version=0)
+    return [s.response for s in answers], [logp for s in answers for logp in s.behaviour_logprobs]
+
+
+def own_forwards(network: Any) -> dict[str, Any]:
+    """Names of modules with a `forward` of their own, besides that of their class."""
+    return {name: module.__dict__["forward"] for name, module in network.named_modules() if "forward" in module.__dict__}
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
+def test_decoding_gives_the_same_tokens_and_log_probs(root: Path, lora: Lora | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load(root, lora)
+    decoder = Decoder(network, SETTINGS, 3)
+    before = own_forwards(network)
+    for step in range(2):  # the second time with weights that have changed
+        tokens, logprobs = decoded(decoder)
+        assert own_forwards(network) != before
+        decoder.pause()
+        assert own_forwards(network) == before
+        with monkeypatch.context() as without:
+            without.setattr(decode_weights, "LEAST_DECODE_COPY", 10**12)
+            expected_tokens, expected = decoded(Decoder(network, SETTINGS, 3))
+        assert tokens == expected_tokens
+        np.testing.assert_allclose(logprobs, expected, rtol=0, atol=2e-5)
+        change(network, step + 2)
+
+
+def test_a_pass_with_gradients_uses_the_weights_themselves(root: Path) -> None:
+    network = load(root)
+    tokens = torch.arange(3, 12)[None]
+    places = torch.arange(9)[None]
+
+    def gradients() -> list[torch.Tensor]:
+        loss = torch.log_softmax(network.logits(network.hidden(tokens, places)), -1)[..., 3].sum()
+        return list(torch.autograd.grad(loss, [w for w in network.parameters() if w.requires_grad], allow_unused=True))
+
+    expected = gradients()
+    DecodeWeights(network).refresh()
+    for own, other in zip(gradients(), expected, strict=True):
+        assert torch.equal(own, other) if own is not None else other is None
+
+
+def test_an_evaluation_frees_its_copies(root: Path) -> None:
+    network = load(root)
+    before = own_forwards(network)
+    evaluator = Evaluator([s.prompt for s in sequences()], 2, lambda: Decoder(network, SETTINGS, 2))
+    assert evaluator.answers(version=0, chunk=4) is not None
+    assert own_forwards(network) == before
+
+
+def test_without_effect_in_other_precisions_for_our_own_architecture_and_for_small_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_folders("llama", tmp_path)
+    tiny = init_tiny(TinyArchitecture(hidden=16, layers=1, heads=2, context=32, vocab=50), "lm", 0)
+    for network in (load(root, dtype=torch.float64), load(root, dtype=torch.bfloat16), tiny):
+        before = own_forwards(network)
+        DecodeWeights(network).refresh()
+        assert own_forwards(network) == before
+    monkeypatch.undo()
+    network = load(root)
+    before = own_forwards(network)
+    DecodeWeights(network).refresh()
+    assert own_forwards(network) == before
