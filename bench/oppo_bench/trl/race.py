@@ -130,39 +130,51 @@ class Pythons:
 
 
 def race(load: Load, plan: Plan, pythons: Pythons, monitor: LoadMonitor, progress: Progress) -> list[Result]:
-    """TRL and the engine, in turn; named figures of the case.
+    """TRL and the engine, in turn, PPO first and GRPO after it; named figures of the case.
 
     Raises:
         PeerError: a process of TRL's failed.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        racers = _assemble(load, plan, pythons, scratch, stack, progress)
-        for racer in racers:
-            if isinstance(racer, Peer):
-                monitor.follow(racer.pid)
-        for step in range(load.left_out):
-            progress(f"step {step + 1} of the {load.left_out} that are left out")
-            for racer in racers:
-                if isinstance(racer, Ours) or step == load.left_out - 1:  # nothing of TRL's is deferred to later steps
-                    racer.step()
-        for repetition in range(plan.repetitions):
-            for racer in racers:
-                blocks[racer.name].append([])
-            for step in range(plan.steps):
-                progress(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
-                for racer in racers:
-                    blocks[racer.name][-1].append(racer.step())
-        monitor.sample()
+    for algorithm, python in (("ppo", pythons.ppo), ("grpo", pythons.grpo)):
+        if python is not None:
+            with ExitStack() as stack:
+                racers = _assemble(load, plan, algorithm, python, stack, progress)
+                _take_turns(load, plan, racers, blocks, monitor, progress)
     return to_results(load.case, blocks)
 
 
-def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: ExitStack, progress: Progress) -> list[Peer | Ours]:
-    """TRL first, then ours; `stack` closes them."""
+def _take_turns(
+    load: Load,
+    plan: Plan,
+    racers: list[Peer | Ours],
+    blocks: dict[str, list[list[Turn]]],
+    monitor: LoadMonitor,
+    progress: Progress,
+) -> None:
+    for racer in racers:
+        if isinstance(racer, Peer):
+            monitor.follow(racer.pid)
+    for step in range(load.left_out):
+        progress(f"step {step + 1} of the {load.left_out} that are left out")
+        for racer in racers:
+            if isinstance(racer, Ours) or step == load.left_out - 1:  # nothing of TRL's is deferred to later steps
+                racer.step()
+    for repetition in range(plan.repetitions):
+        for racer in racers:
+            blocks[racer.name].append([])
+        for step in range(plan.steps):
+            progress(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
+            for racer in racers:
+                blocks[racer.name][-1].append(racer.step())
+    monitor.sample()
+
+
+def _assemble(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitStack, progress: Progress) -> list[Peer | Ours]:
+    """TRL first, then ours; `stack` closes them and deletes their files."""
     progress("preparing weights and prompts")
-    seed = load.lengths.seed
+    scratch, seed = Path(tempfile.mkdtemp(prefix="oppo-bench-")), load.lengths.seed
+    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
     prompts = write_prompts(scratch, seed, load.prompt_tokens)
     if load.model is None:
         shared = build_peer_models(load.size, scratch, seed)
@@ -172,20 +184,19 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
     lines = [
         (name, variant, build_spec(load, VARIANTS[variant], models, prompts, settings))
         for name, variant, models, settings in engine_lines(load, shared, scratch)
+        if settings.get("algorithm", "ppo") == algorithm
     ]
     if load.model is not None:
         check_memory(load, [EngineMemory.of(spec) for _, _, spec in lines])
-    config = config_for_trl(load, plan, shared, prompts)
+    config, name = config_for_trl(load, plan, shared, prompts), TRL
+    if algorithm == "grpo":
+        config, name = config | {"group": GROUP, "kl": KL}, TRL_GRPO
     progress("loading TRL")
-    racers: list[Peer | Ours] = [Peer(pythons.ppo, config, scratch / TRL)]
+    racers: list[Peer | Ours] = [Peer(python, config, scratch / name, name)]
     stack.callback(racers[0].close)
     for name, variant, spec in lines:
         progress(f"assembling {name}")
         racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
-        stack.callback(racers[-1].close)
-    if pythons.grpo is not None:
-        progress("loading TRL's GRPOTrainer")
-        racers.append(Peer(pythons.grpo, config | {"group": GROUP, "kl": KL}, scratch / TRL_GRPO, TRL_GRPO))
         stack.callback(racers[-1].close)
     return racers
 
@@ -193,8 +204,8 @@ def _assemble(load: Load, plan: Plan, pythons: Pythons, scratch: Path, stack: Ex
 def check_memory(load: Load, engines: list[EngineMemory]) -> None:
     """Raises PeerError if all trainers together need more than the free memory: swapping would slow TRL down."""
     size, free = load.size, free_bytes(load.device)
-    # TRL's PPO and GRPO: four and three networks, and three copies of the logits of a whole batch with its prompts.
-    theirs = 4 * (7 * size.parameters + 3 * load.batch * load.context * size.vocab)
+    # TRL's: four networks (GRPO: three), and three copies of the logits of a whole batch with its prompts.
+    theirs = 4 * (4 * size.parameters + 3 * load.batch * load.context * size.vocab)
     together = needed(engines) + theirs
     if free is not None and together > free:
         raise PeerError(f"{load.name}: all trainers together need about {together / GB:.0f} GB, {free / GB:.0f} are free.")
