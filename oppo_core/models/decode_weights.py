@@ -77,9 +77,9 @@ def _is_supported(network: nn.Module) -> bool:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers, plain or with adapters."""
+    """Linear layers, plain or with adapters; not of a subclass, which may compute something else."""
     for child in module.children():
-        if isinstance(getattr(child, "base_layer", child), nn.Linear):
+        if type(getattr(child, "base_layer", child)) is nn.Linear:
             yield child
         elif not hasattr(child, "base_layer"):
             yield from _linear_layers(child)

@@ -99,6 +99,22 @@ def test_a_pass_with_gradients_uses_the_weights_themselves(root: Path) -> None:
         assert torch.equal(own, other) if own is not None else other is None
 
 
+def test_a_subclass_that_computes_something_else_is_left_alone(tmp_path: Path) -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    network = load(write_folders("llama", tmp_path), None)
+    special = network.model.model.layers[0].mlp.up_proj
+    special.__class__ = Doubled
+    x = torch.ones(2, special.in_features)
+    with torch.no_grad():
+        expected = special(x)
+        DecodeWeights(network).refresh()
+        assert torch.equal(special(x), expected)
+    assert "forward" in network.model.model.layers[0].mlp.down_proj.__dict__
+
+
 def test_an_evaluation_frees_its_copies(root: Path) -> None:
     network = load(root)
     before = own_forwards(network)
