@@ -20,10 +20,11 @@ from oppo_core.update.strategies import PlainUpdate, actor_trainer
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
 
-MIN_PASS_TOKENS = 192  # fewer response tokens do not pay for a separate pass
+# Both count whole rows, prompt and response, which is what a pass computes.
+MIN_PASS_TOKENS = 208  # fewer do not pay for a separate pass
 # Tokens trained early per round decoded so far in a step. With more, the actor would wait for the scorer process at the end of
-# decoding: that process also prefills every answer, and early actor gradients take a second backward pass (docs/simulation.md).
-EARLY_TOKENS_PER_ROUND = 2
+# decoding: that process also prefills every row, and early actor gradients take a second backward pass (docs/simulation.md).
+EARLY_TOKENS_PER_ROUND = 2.2
 
 
 @dataclass(slots=True)
@@ -32,28 +33,28 @@ class OverlappedUpdate(PlainUpdate):
 
     gradients: EarlyGradients
     early_batches: list[list[int]] = field(default_factory=list)  # sequence_ids of this step's early batches
-    tokens: int = 0  # response tokens in these batches
+    tokens: int = 0  # in the rows of these batches, prompts included
 
     def begin(self, engine: Engine) -> None:
         """Reset: also in a resumed step, because gradients accumulated before the stop are lost."""
         self.early_batches, self.tokens = [], 0
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
-        """Train answers that are certain to be in the batch, shortest first, up to the token limit."""
+        """Train answers that are certain to be in the batch, shortest rows first, up to the token limit."""
         early, chosen = self.early, list[Sequence]()
         room = EARLY_TOKENS_PER_ROUND * engine.decoder.rounds - self.tokens
-        for sequence in sorted(engine.local(engine.pool.certain(finishers)), key=lambda s: (s.length, s.sequence_id)):
-            if sequence.sequence_id not in early and sequence.length <= room:
+        for sequence in sorted(engine.local(engine.pool.certain(finishers)), key=lambda s: (_row(s), s.sequence_id)):
+            if sequence.sequence_id not in early and _row(sequence) <= room:
                 chosen.append(sequence)
-                room -= sequence.length
-        if sum(s.length for s in chosen) >= MIN_PASS_TOKENS:
+                room -= _row(sequence)
+        if sum(map(_row, chosen)) >= MIN_PASS_TOKENS:
             self._train_early(engine, chosen)
 
     def _train_early(self, engine: Engine, sequences: list[Sequence]) -> None:
         batch = EarlyBatch(sequences, engine.progress.step, engine.progress.kl_coefficient)
         cast(EarlyTrainerProtocol, engine.scorers).train_early(batch)
         self.early_batches.append([s.sequence_id for s in sequences])
-        self.tokens += sum(s.length for s in sequences)
+        self.tokens += sum(map(_row, sequences))
 
     @property
     def early(self) -> Set[int]:
@@ -66,3 +67,8 @@ class OverlappedUpdate(PlainUpdate):
         part = self.gradients.combine(rows, mean, scale, experience.batch.tokens)
         with engine.trace.span("actor", "update-actor", rows=len(experience.sequences) - len(rows)):
             return actor_trainer(engine).update(experience, version, engine.progress.kl_coefficient, part)
+
+
+def _row(sequence: Sequence) -> int:
+    """Tokens of its prompt and response."""
+    return len(sequence.prompt) + sequence.length

@@ -33,10 +33,13 @@ AMOUNT, QUICK = (5, 2), (2, 1)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 @click.option("--reps", type=click.IntRange(min=1), help=f"Repetitions. Default: {AMOUNT[0]}.")
 @click.option("--steps", type=click.IntRange(min=1), help=f"PPO steps in each repetition. Default: {AMOUNT[1]}.")
+@click.option(
+    "--max-age", type=click.IntRange(1, 100), default=3, show_default=True, help="Most steps for which an answer is deferred."
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores for each side. Default: all.")
 def trl(
     json_file: Path | None, quick: bool, folder: Path | None, model: Path | None, seed: int, reps: int | None, steps: int | None,
-    threads: int | None,
+    max_age: int, threads: int | None,
 ) -> None:  # fmt: skip
     """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: B = 16, by default size M.
 
@@ -59,10 +62,11 @@ def trl(
     amount = QUICK if quick else AMOUNT
     plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores())
     place = folder.resolve() if folder is not None else Home.from_environment().path / "bench" / "trl"
-    load = Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed))
+    load = Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed), max_age=max_age)
     if model is not None:
         try:
-            load = Load(model.name, published_size(model), BATCH, Lengths(seed).for_published_model(), model=model)
+            size, lengths = published_size(model), load.lengths.for_published_model()
+            load = replace(load, name=model.name, size=size, lengths=lengths, model=model)
         except ValueError as error:
             raise Refusal(str(error)) from None
     _measure(load, plan, place, json_file)
