@@ -7,9 +7,11 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +27,7 @@ from oppo_contract.events import CheckpointEvent, FinishedEvent, StepEvent, pars
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
 from oppo_core.cli import main
+from oppo_core.models import decode_weights
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.model_io import load_model, save_actor
 from oppo_core.rollout.tokenizer import load_codec
@@ -72,11 +75,11 @@ def spec_of(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def run(root: Path, out: Path, spec: dict[str, Any]) -> tuple[int, list[Any]]:
+def run(root: Path, out: Path, spec: dict[str, Any], *more: str | Path) -> tuple[int, list[Any]]:
     out.mkdir(exist_ok=True)
     (out / "spec.json").write_text(json.dumps(spec))
     arguments = ["--spec", out / "spec.json", "--out", out, "--events", out / "events.jsonl", "--root", root, "--threads", "2"]
-    status = main([str(a) for a in arguments])
+    status = main([str(a) for a in (*arguments, *more)])
     return status, [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
 
 
@@ -130,6 +133,30 @@ def test_a_run_trains_and_its_actor_is_a_plain_folder(folders: Path, tmp_path: P
     start = AutoModelForCausalLM.from_pretrained(folders / "actor").state_dict()
     assert any(not torch.equal(trained[name], start[name]) for name in start), "training moved no weight"
     assert (exported / "tokenizer.json").exists()
+
+
+def test_resumed_it_decodes_from_copies_of_weights_and_ends_with_the_same_bits(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With adapters and deferred responses; a checkpoint has no copies."""
+    monkeypatch.setattr(decode_weights, "LEAST_DECODE_COPY", 0)
+    models = spec_of()["models"] | {"lora": {"rank": 4}}
+    longer = {"rollout": {"max_new_tokens": 64, "max_prompt_tokens": 8}, "overlap": {"chunk": {"size": 4}}}
+    spec = spec_of(models=models, steps=4, checkpoints={"every_steps": 2, "keep": 2}, **longer)
+    with mock.patch.object(decode_weights, "_merged", side_effect=decode_weights._merged) as copied:
+        assert run(folders, tmp_path / "whole", spec)[0] == 0
+        assert copied.call_count > 0
+        start = tmp_path / "whole" / "checkpoints" / "step-00000002"
+        pool = json.loads((start / "state.json").read_text())["pool"]
+        assert any(row["response"] and not row["finished"] for row in pool), "no response was deferred"
+        copied.reset_mock()
+        assert run(folders, tmp_path / "resumed", spec, "--resume-from", start)[0] == 0
+        assert copied.call_count > 0
+    whole, resumed = (tmp_path / name / "checkpoints" / "step-00000004" for name in ("whole", "resumed"))
+    names = sorted(file.relative_to(whole) for file in whole.rglob("*.safetensors"))
+    assert any("actor" in str(name) for name in names)
+    for name in names:
+        torch.testing.assert_close(load_file(resumed / name), load_file(whole / name), rtol=0, atol=0)
 
 
 def test_a_critic_may_start_from_the_language_model(folders: Path, tmp_path: Path) -> None:
