@@ -45,7 +45,7 @@ def write_results(bench: str, machine: Machine, settings: dict[str, Any], result
         raise Failure(f"{json_file} cannot be written: {error.strerror}.") from error
 
 
-def explain(screen: Console, machine: Machine, load: Load, plan: Plan) -> None:
+def explain(screen: Console, machine: Machine, load: Load, plan: Plan, heats: int = 1) -> None:
     """Print how the figures were measured, and whether the machine was quiet."""
     busy = "" if machine.other_cores is None else f", other programs used {machine.other_cores:.2f} cores meanwhile"
     screen.print(
@@ -56,3 +56,5 @@ def explain(screen: Console, machine: Machine, load: Load, plan: Plan) -> None:
     )
     if machine.complaint:
         screen.print(machine.complaint, style="bold", highlight=False)
+    if heats > 1:
+        screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)

@@ -16,8 +16,7 @@ from oppo_bench.engine.models import build_models, build_peer_models, roles, rou
 from oppo_bench.engine.race import Plan
 from oppo_bench.engine.workload import SIZES, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
 from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, ensure_environment
-from oppo_bench.trl import race
-from oppo_bench.trl.race import Peer, PeerError, Turn, check_memory, config_for_trl, engine_lines, to_results
+from oppo_bench.trl.race import Peer, PeerError, Turn, config_for_trl, engine_lines, plan_heats, to_results, trl_memory
 from oppo_cli.main import main
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
@@ -83,13 +82,24 @@ def test_grpo_on_a_published_model_has_the_same_batch(tmp_path: Path) -> None:
     assert config["lora"] == 16
 
 
-def test_trainers_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Load("m", SMALL, 16, Lengths(0).for_published_model(), model=tmp_path)
-    engines = [EngineMemory(10**6, 10**6)]
-    check_memory(load, engines)
-    monkeypatch.setattr(race, "free_bytes", lambda device: 10**6)
-    with pytest.raises(PeerError, match="all trainers together need about"):
-        check_memory(load, engines)
+def test_trainers_that_do_not_fit_together_run_in_heats_and_one_that_does_not_fit_alone_is_refused() -> None:
+    racers = {"trl": EngineMemory(4, 9), "sequential": EngineMemory(4, 3), "oppo": EngineMemory(6, 3)}
+    assert plan_heats("m", racers, 30) == [["trl", "sequential", "oppo"]]
+    assert plan_heats("m", racers, 22) == [["trl", "sequential"], ["oppo"]]
+    assert plan_heats("m", racers, 13) == [["trl"], ["sequential"], ["oppo"]]
+    with pytest.raises(PeerError, match="a trainer needs about"):
+        plan_heats("m", racers, 12)
+
+
+def test_trls_memory_grows_with_logits_and_rows_a_pass(tmp_path: Path) -> None:
+    load = Load("m", Size(576, 30, 9, 3, 1536, 49152, "llama", micro_batch_tokens=1024), 16, Lengths(0), model=tmp_path)
+    ppo, four, grpo = (
+        trl_memory(load, config, 3 * 10**9) for config in ({"rows_a_pass": 1}, {"rows_a_pass": 4}, {"rows_a_pass": 1, "group": 4})
+    )
+    logits = 4 * 16 * load.context * 49152
+    assert (ppo.held, grpo.held) == (4 * 4 * load.size.parameters + logits, 4 * 2 * load.size.parameters + logits)
+    assert four.working - 2 * logits == pytest.approx(4 * (ppo.working - 2 * logits))
+    assert ppo.working - 2 * logits == pytest.approx(2 * (grpo.working - 2 * logits))
 
 
 def test_round_tripped_prompts_are_the_same_as_text(tmp_path: Path) -> None:

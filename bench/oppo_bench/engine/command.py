@@ -147,11 +147,9 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
         screen.print(case_table(load.case, [*plan.variants], figures), highlight=False)
         screen.print(floor_line(load.case, figures), "", sep="\n", highlight=False)
         write_results("engine", monitor.machine(), describe_settings(loads, plan) | {"heats": heats}, results, json_file)
-    explain(screen, monitor.machine(), loads[0], plan)
+    explain(screen, monitor.machine(), loads[0], plan, max(heats.values()))
     for line in noisy(results):
         screen.print(line, style="bold", highlight=False)
-    if max(heats.values()) > 1:
-        screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)
 
 
 def noisy(results: list[Result]) -> list[str]:

@@ -88,12 +88,10 @@ def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> Non
                 today = place.with_name(f"{place.name}-today")
                 pythons = replace(pythons, grpo=ensure_environment(today, TRL_TODAY, status.update))
             monitor = LoadMonitor()
-            results = race(load, plan, pythons, monitor, lambda text: status.update(f"{load.case}: {text}"))
+            figures = race(load, plan, pythons, monitor, lambda text: status.update(f"{load.case}: {text}"))
         except (PeerEnvironmentError, PeerError, ModelFolderError) as error:
             raise Failure(str(error)) from error
-    screen.print(peer_table(load.case, results), highlight=False)
-    machine = monitor.machine()
-    write_results(
-        "trl", machine, describe_settings([load], plan) | {"trl_environment": [*TRL.first, *TRL.pins]}, results, json_file
-    )
-    explain(screen, machine, load, plan)
+    screen.print(peer_table(load.case, figures.results), highlight=False)
+    machine, made_of = monitor.machine(), {"trl_environment": [*TRL.first, *TRL.pins], "heats": figures.heats}
+    write_results("trl", machine, describe_settings([load], plan) | made_of, figures.results, json_file)
+    explain(screen, machine, load, plan, figures.heats)

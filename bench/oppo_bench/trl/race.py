@@ -16,16 +16,18 @@ from typing import Any
 
 from oppo_bench.document import Result
 from oppo_bench.engine.engine_runner import EngineRunner
-from oppo_bench.engine.memory import EngineMemory, free_bytes, needed
+from oppo_bench.engine.memory import EngineMemory, free_bytes, heats, needed
 from oppo_bench.engine.models import build_models, build_peer_models, published_models, round_trip_prompts
 from oppo_bench.engine.race import Plan, Progress
 from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor
+from oppo_contract.spec import RunSpec
 
 PATIENCE_S = 1800.0
 GB = 1e9
-# TRL's micro-batch: with 2, 4 and 16 rows per pass a step took the same processor time (within 1 %).
-ROWS_A_PASS = 4
+# TRL's micro-batch: with 2, 4 and 16 rows per pass a step took the same processor time (within 1 %). Of a published model, with
+# four rows of SmolLM2, it took 16 GB.
+ROWS_A_PASS, PUBLISHED_ROWS_A_PASS = 4, 1
 PEER = Path(__file__).with_name("peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
 TRL_GRPO, GRPO, GRPO_SEQUENTIAL = "trl_grpo", "grpo", "grpo_sequential"
@@ -129,19 +131,42 @@ class Pythons:
     grpo: Path | None = None
 
 
-def race(load: Load, plan: Plan, pythons: Pythons, monitor: LoadMonitor, progress: Progress) -> list[Result]:
-    """TRL and the engine, in turn, PPO first and GRPO after it; named figures of the case.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Named figures of a case, and in how many heats it was raced, because memory did not suffice for all at once."""
+
+    results: list[Result]
+    heats: int
+
+
+def race(load: Load, plan: Plan, pythons: Pythons, monitor: LoadMonitor, progress: Progress) -> Figures:
+    """TRL and the engine, in turn, PPO first and GRPO after it.
 
     Raises:
-        PeerError: a process of TRL's failed.
+        PeerError: a process of TRL's failed, or one trainer alone needs more than the free memory.
     """
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
+    most = 1
     for algorithm, python in (("ppo", pythons.ppo), ("grpo", pythons.grpo)):
-        if python is not None:
-            with ExitStack() as stack:
-                racers = _assemble(load, plan, algorithm, python, stack, progress)
-                _take_turns(load, plan, racers, blocks, monitor, progress)
-    return to_results(load.case, blocks)
+        if python is None:
+            continue
+        with ExitStack() as files:
+            progress("preparing weights and prompts")
+            field = prepare(load, plan, algorithm, python, files)
+            planned = plan_heats(load.name, field.memory(), free_bytes(load.device))
+            most = max(most, len(planned))
+            for names in planned:
+                with ExitStack() as stack:
+                    _take_turns(load, plan, field.start(names, stack, progress), blocks, monitor, progress)
+    return Figures(to_results(load.case, blocks), most)
+
+
+def plan_heats(name: str, racers: dict[str, EngineMemory], free: int | None) -> list[list[str]]:
+    """Names of the trainers that are alive together. Raises PeerError if one alone needs more than the free memory."""
+    largest = max(needed([racer]) for racer in racers.values())
+    if free is not None and largest > free:
+        raise PeerError(f"{name}: a trainer needs about {largest / GB:.0f} GB, {free / GB:.0f} are free.")
+    return heats(racers, free)
 
 
 def _take_turns(
@@ -170,9 +195,40 @@ def _take_turns(
     monitor.sample()
 
 
-def _assemble(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitStack, progress: Progress) -> list[Peer | Ours]:
-    """TRL first, then ours; `stack` closes them and deletes their files."""
-    progress("preparing weights and prompts")
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The trainers of one algorithm: TRL's by its configuration, ours by name, each with its variant and spec."""
+
+    load: Load
+    plan: Plan
+    peer: str
+    python: Path
+    config: dict[str, Any]
+    lines: dict[str, tuple[str, RunSpec]]
+    scratch: Path
+
+    def memory(self) -> dict[str, EngineMemory]:
+        """Estimated memory of each trainer, TRL's first."""
+        ours = {name: EngineMemory.of(spec) for name, (_, spec) in self.lines.items()}
+        return {self.peer: trl_memory(self.load, self.config, max(engine.working for engine in ours.values()))} | ours
+
+    def start(self, names: list[str], stack: ExitStack, progress: Progress) -> list[Peer | Ours]:
+        """Load these trainers; `stack` closes them."""
+        racers: list[Peer | Ours] = []
+        for name in names:
+            progress(f"loading {name}")
+            if name == self.peer:
+                racers.append(Peer(self.python, self.config, self.scratch / name, name))
+            else:
+                variant, spec = self.lines[name]
+                runner = EngineRunner(variant, spec, self.load.lengths, self.scratch / name, self.plan.threads)
+                racers.append(Ours(name, runner))
+            stack.callback(racers[-1].close)
+        return racers
+
+
+def prepare(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitStack) -> Field:
+    """Write the models and prompts of an algorithm's trainers; `stack` deletes the files."""
     scratch, seed = Path(tempfile.mkdtemp(prefix="oppo-bench-")), load.lengths.seed
     stack.callback(shutil.rmtree, scratch, ignore_errors=True)
     prompts = write_prompts(scratch, seed, load.prompt_tokens)
@@ -181,34 +237,27 @@ def _assemble(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitS
     else:
         shared = published_models(load.model, scratch, seed)
         round_trip_prompts(prompts, load.model)
-    lines = [
-        (name, variant, build_spec(load, VARIANTS[variant], models, prompts, settings))
+    lines = {
+        name: (variant, build_spec(load, VARIANTS[variant], models, prompts, settings))
         for name, variant, models, settings in engine_lines(load, shared, scratch)
         if settings.get("algorithm", "ppo") == algorithm
-    ]
-    if load.model is not None:
-        check_memory(load, [EngineMemory.of(spec) for _, _, spec in lines])
-    config, name = config_for_trl(load, plan, shared, prompts), TRL
+    }
+    config, peer = config_for_trl(load, plan, shared, prompts), TRL
     if algorithm == "grpo":
-        config, name = config | {"group": GROUP, "kl": KL}, TRL_GRPO
-    progress("loading TRL")
-    racers: list[Peer | Ours] = [Peer(python, config, scratch / name, name)]
-    stack.callback(racers[0].close)
-    for name, variant, spec in lines:
-        progress(f"assembling {name}")
-        racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
-        stack.callback(racers[-1].close)
-    return racers
+        config, peer = config | {"group": GROUP, "kl": KL}, TRL_GRPO
+    return Field(load, plan, peer, python, config, lines, scratch)
 
 
-def check_memory(load: Load, engines: list[EngineMemory]) -> None:
-    """Raises PeerError if all trainers together need more than the free memory: swapping would slow TRL down."""
-    size, free = load.size, free_bytes(load.device)
-    # TRL's: four networks (GRPO: three), and three copies of the logits of a whole batch with its prompts.
-    theirs = 4 * (4 * size.parameters + 3 * load.batch * load.context * size.vocab)
-    together = needed(engines) + theirs
-    if free is not None and together > free:
-        raise PeerError(f"{load.name}: all trainers together need about {together / GB:.0f} GB, {free / GB:.0f} are free.")
+def trl_memory(load: Load, config: dict[str, Any], engine_pass: int) -> EngineMemory:
+    """Of TRL's trainer; `engine_pass`: bytes that a pass of `micro_batch_tokens` takes in the engine.
+
+    Besides its networks it keeps up to three copies of the logits of a batch with its prompts. Its PPO passes through policy and
+    value model in one graph; its GRPO has no value model, and no reference model beside adapters.
+    """
+    networks, graphs = (2, 1) if "group" in config else (4, 2)
+    logits = 4 * load.batch * load.context * load.size.vocab
+    in_passes = config["rows_a_pass"] * load.context / load.size.micro_batch_tokens
+    return EngineMemory(4 * networks * load.size.parameters + logits, 2 * logits + round(graphs * in_passes * engine_pass))
 
 
 def engine_lines(load: Load, shared: dict[str, Any], scratch: Path) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
@@ -229,10 +278,11 @@ def config_for_trl(load: Load, plan: Plan, shared: dict[str, Any], prompts: Path
     """What TRL's processes read. They leave out one step, the last of those that ours leave out."""
     first, steps = load.left_out - 1, load.left_out + plan.repetitions * plan.steps
     listed = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    rows = min(ROWS_A_PASS if load.model is None else PUBLISHED_ROWS_A_PASS, load.batch)
     config = {
         "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch,
         "seed": load.lengths.seed, "prompts": listed,
-        "rows_a_pass": min(ROWS_A_PASS, load.batch), "threads": plan.threads, "longest": LONGEST,
+        "rows_a_pass": rows, "threads": plan.threads, "longest": LONGEST,
         "lengths": [load.lengths.of(number) for number in range(first * load.batch, steps * load.batch)],
     }  # fmt: skip
     return config if load.model is None else config | {"lora": shared["lora"]["rank"]}
