@@ -24,7 +24,10 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Devices of the actor and of the scorers. `streams`: the scorers read while the actor decodes."""
+    """Devices of the actor and of the scorers. `streams`: the scorers read while the actor decodes.
+
+    `lent`: cores of the scorers on which the actor is trained too. Without a critic they have little to do then.
+    """
 
     devices: list[str]
     actor_devices: tuple[str, ...]
@@ -32,6 +35,7 @@ class Layout:
     decode_threads: int
     streams: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
+    lent: tuple[str, ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -39,8 +43,8 @@ class Layout:
         return not set(self.actor_devices) & set(self.scorer_devices)
 
     def cores(self, count: int) -> tuple[str, ...]:
-        """The actor's first `count` devices."""
-        return self.actor_devices[:count]
+        """The first `count` devices on which the actor can work."""
+        return (self.actor_devices + self.lent)[:count]
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in the order of the timeline's rows."""
@@ -120,7 +124,8 @@ def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int,
     """Assign the GPUs, or `threads` cores, to the actor and the scorers. `name` returns the run-wide name of a node's device.
 
     In sequential PPO and with sharded weights one process uses all cores. With streaming the scorers get half of them in their
-    own process; with a single core they run in the actor's process without streaming.
+    own process, and lend them to the actor's training if there is no critic; with a single core they run in the actor's process
+    without streaming.
     """
     streams = spec.overlap.intra_step != "off" and (not spec.training.shards_weights or spec.models.reward.is_remote)
     if device.type == "cuda":
@@ -132,5 +137,5 @@ def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int,
         decode_threads = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
         return Layout(devices, all_cores, all_cores, decode_threads, streams, scorer_roles(spec))
     split = max(1, threads - threads // 2)
-    scorers = all_cores[split:] or all_cores[:1]
-    return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec))
+    scorers, lent = all_cores[split:] or all_cores[:1], () if spec.ppo.has_critic else all_cores[split:]
+    return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec), lent)

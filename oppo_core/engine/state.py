@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,6 +141,16 @@ class Engine:
         """Set the number of CPU threads, in the trace too."""
         self.set_threads(count)
         self.trace.devices = self.layout.cores(count)
+
+    @contextmanager
+    def lent_cores(self) -> Iterator[None]:
+        """The actor uses the cores that the scorers lend besides its own."""
+        own = len(self.layout.actor_devices)
+        self.use_cores(own + len(self.layout.lent))
+        try:
+            yield
+        finally:
+            self.use_cores(own)
 
     def on_any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank. Waits for the slowest rank, which the trace records as tail."""

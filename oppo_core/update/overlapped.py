@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
 
 # Both count whole rows, prompt and response, which is what a pass computes.
-MIN_PASS_TOKENS = 208  # fewer do not pay for a separate pass
+MIN_PASS_TOKENS = 200  # fewer do not pay for a separate pass
 # Tokens trained early per round decoded so far in a step. With more, the actor would wait for the scorer process at the end of
 # decoding: that process also prefills every row, and early actor gradients take a second backward pass (docs/simulation.md).
 EARLY_TOKENS_PER_ROUND = 2.2

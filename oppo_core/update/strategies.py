@@ -72,12 +72,13 @@ def forward_inputs(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], 
 
 
 class CriticFreeUpdate(PlainUpdate):
-    """GRPO and RLOO: only the actor is trained."""
+    """GRPO and RLOO: only the actor is trained, also on the cores that the scorers lend."""
 
     def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        experience, parts = compute_experience(engine, trained, version)
-        engine.scorers.release([s.sequence_id for s in engine.local(trained)])
-        return experience, self.train_actor(engine, experience, version) | parts
+        with engine.lent_cores():
+            experience, parts = compute_experience(engine, trained, version)
+            engine.scorers.release([s.sequence_id for s in engine.local(trained)])
+            return experience, self.train_actor(engine, experience, version) | parts
 
 
 def compute_experience(

@@ -110,7 +110,8 @@ def _workers(spec: RunSpec, cores: int, gpu: bool) -> Workers:
         return Workers(speed_of(total, DECODE_CORE_GAIN), whole, whole, whole)
     acting = total - total // 2
     scoring = speed_of(total - acting, CORE_GAIN)
-    return Workers(speed_of(acting, DECODE_CORE_GAIN), scoring, speed_of(acting, CORE_GAIN), scoring)
+    updating = acting if spec.ppo.has_critic else total
+    return Workers(speed_of(acting, DECODE_CORE_GAIN), scoring, speed_of(updating, CORE_GAIN), scoring)
 
 
 def decode_rounds(spec: RunSpec, endings: Endings) -> float:

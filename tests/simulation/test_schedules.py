@@ -106,6 +106,22 @@ def test_both_overlaps(virtual: Virtual) -> None:
     assert ("gpu:0", "actor-prefill", 7200, 7400) in spans(engine)
 
 
+def test_without_a_critic_the_scorers_cores_are_lent_to_the_actors_training(
+    virtual: Virtual, even: Callable[..., Devices]
+) -> None:
+    grpo = {
+        "ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 1, "critic_learning_rate": 1e-5},
+        "models": {"critic": "actor"},
+    }
+    own, lent = (virtual(PER_CHUNK, [3, 5], grpo, devices=even(kind=kind)) for kind in ("gpu", "cpu"))
+    # Decoding takes 5,800. Then log-probs, 10 tokens at 50, and the update, 10 at 100; the last token is read meanwhile.
+    assert windows(own) == pytest.approx([5800 + 500 + 1000])
+    assert windows(lent) == pytest.approx([5800 + 250 + 500])
+    assert {(span[0], span[1]) for span in spans(lent) if span[1] == "update-actor"} == {
+        ("cpu:0", "update-actor"), ("cpu:1", "update-actor"),
+    }  # fmt: skip
+
+
 def test_update_overlap_trains_the_finished_answer_during_the_tail(virtual: Virtual) -> None:
     engine = virtual(PER_CHUNK | {"chunk": {"size": 100}, "update_overlap": True}, [200, 300])
     # Answer 0 is done at 240 ms and read by 260. While answer 1 is decoded until 350, the actor reads it (201 · 50 µs), the
