@@ -57,7 +57,8 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
         return window_start
     engine.batch = None
     engine.decoder.pause()
-    experience, metrics = engine.update.train_batch(engine, batch.sequences, version)
+    with engine.training_cores():
+        experience, metrics = engine.update.train_batch(engine, batch.sequences, version)
     engine.deltas.forget(s.sequence_id for s in batch.sequences)
     engine.progress.step += 1
     evaluate_when_due(engine, should_stop)

@@ -26,7 +26,7 @@ class LayoutError(ValueError):
 class Layout:
     """Devices of the actor and of the scorers. `streams`: the scorers read while the actor decodes.
 
-    `lent`: cores of the scorers on which the actor is trained too. Without a critic they have little to do then.
+    `idle_in_training`: cores of the scorers that are idle while the actor is trained, because there is no critic.
     """
 
     devices: list[str]
@@ -35,7 +35,7 @@ class Layout:
     decode_threads: int
     streams: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
-    lent: tuple[str, ...] = ()
+    idle_in_training: tuple[str, ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -43,8 +43,13 @@ class Layout:
         return not set(self.actor_devices) & set(self.scorer_devices)
 
     def cores(self, count: int) -> tuple[str, ...]:
-        """The first `count` devices on which the actor can work."""
-        return (self.actor_devices + self.lent)[:count]
+        """The first `count` of the devices on which the actor is trained; its own come first."""
+        return self.training_devices[:count]
+
+    @property
+    def training_devices(self) -> tuple[str, ...]:
+        """Devices on which the actor is trained."""
+        return self.actor_devices + self.idle_in_training
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in the order of the timeline's rows."""
@@ -124,7 +129,7 @@ def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int,
     """Assign the GPUs, or `threads` cores, to the actor and the scorers. `name` returns the run-wide name of a node's device.
 
     In sequential PPO and with sharded weights one process uses all cores. With streaming the scorers get half of them in their
-    own process, and lend them to the actor's training if there is no critic; with a single core they run in the actor's process
+    own process; if there is no critic, the actor is trained on all cores; with a single core they run in the actor's process
     without streaming.
     """
     streams = spec.overlap.intra_step != "off" and (not spec.training.shards_weights or spec.models.reward.is_remote)
@@ -137,5 +142,5 @@ def build_layout(spec: RunSpec, device: torch.device, threads: int, hidden: int,
         decode_threads = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
         return Layout(devices, all_cores, all_cores, decode_threads, streams, scorer_roles(spec))
     split = max(1, threads - threads // 2)
-    scorers, lent = all_cores[split:] or all_cores[:1], () if spec.ppo.has_critic else all_cores[split:]
-    return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec), lent)
+    scorers, idle = all_cores[split:] or all_cores[:1], () if spec.ppo.has_critic else all_cores[split:]
+    return Layout(devices, all_cores[:split], scorers, split, scorers != all_cores[:split], scorer_roles(spec), idle)

@@ -143,14 +143,13 @@ class Engine:
         self.trace.devices = self.layout.cores(count)
 
     @contextmanager
-    def lent_cores(self) -> Iterator[None]:
-        """The actor uses the cores that the scorers lend besides its own."""
-        own = len(self.layout.actor_devices)
-        self.use_cores(own + len(self.layout.lent))
+    def training_cores(self) -> Iterator[None]:
+        """Use all cores on which the actor is trained, and afterwards its own."""
+        self.use_cores(len(self.layout.training_devices))
         try:
             yield
         finally:
-            self.use_cores(own)
+            self.use_cores(len(self.layout.actor_devices))
 
     def on_any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank. Waits for the slowest rank, which the trace records as tail."""

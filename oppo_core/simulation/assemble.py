@@ -123,9 +123,12 @@ def virtual_layout(spec: RunSpec, devices: Devices, machine: Machine) -> Virtual
     scorers = tuple(dict.fromkeys(device for device, _ in places))
     speeds_up = devices.ranks is not None or devices.costs.decode.parallel
     decoding = len(machine.own) if speeds_up else 1  # a second device without speed-up stays idle
-    lends = devices.kind == "cpu" and devices.ranks is None and not spec.ppo.has_critic
-    lent = tuple(device for device in scorers if device not in machine.own) if lends else ()
-    return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, lent=lent, places=tuple(places))
+    idle = tuple(device for device in scorers if device not in machine.own)
+    if spec.ppo.has_critic or devices.kind != "cpu" or devices.ranks is not None:
+        idle = ()
+    return VirtualLayout(
+        devices.names, machine.own, scorers, decoding, machine.streams, idle_in_training=idle, places=tuple(places)
+    )
 
 
 def assemble(

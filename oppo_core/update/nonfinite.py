@@ -106,10 +106,6 @@ class SkippingUpdate(PlainUpdate):
 class SkippingCriticFreeUpdate(SkippingUpdate):
     """`SkippingUpdate` for GRPO and RLOO, which train the actor only."""
 
-    def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        with engine.lent_cores():
-            return super().train_batch(engine, trained, version)
-
     def prepare_critic(self, engine: Engine, experience: Experience, version: int) -> None:
         """No-op: there is no critic."""
 

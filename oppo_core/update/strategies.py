@@ -72,13 +72,12 @@ def forward_inputs(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], 
 
 
 class CriticFreeUpdate(PlainUpdate):
-    """GRPO and RLOO: only the actor is trained, also on the cores that the scorers lend."""
+    """GRPO and RLOO: only the actor is trained."""
 
     def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        with engine.lent_cores():
-            experience, parts = compute_experience(engine, trained, version)
-            engine.scorers.release([s.sequence_id for s in engine.local(trained)])
-            return experience, self.train_actor(engine, experience, version) | parts
+        experience, parts = compute_experience(engine, trained, version)
+        engine.scorers.release([s.sequence_id for s in engine.local(trained)])
+        return experience, self.train_actor(engine, experience, version) | parts
 
 
 def compute_experience(

@@ -106,18 +106,16 @@ def test_both_overlaps(virtual: Virtual) -> None:
     assert ("gpu:0", "actor-prefill", 7200, 7400) in spans(engine)
 
 
-def test_without_a_critic_the_scorers_cores_are_lent_to_the_actors_training(
-    virtual: Virtual, even: Callable[..., Devices]
-) -> None:
+def test_without_a_critic_the_actor_is_trained_on_the_scorers_cores_too(virtual: Virtual, even: Callable[..., Devices]) -> None:
     grpo = {
         "ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 1, "critic_learning_rate": 1e-5},
         "models": {"critic": "actor"},
     }
-    own, lent = (virtual(PER_CHUNK, [3, 5], grpo, devices=even(kind=kind)) for kind in ("gpu", "cpu"))
+    own, all_cores = (virtual(PER_CHUNK, [3, 5], grpo, devices=even(kind=kind)) for kind in ("gpu", "cpu"))
     # Decoding takes 5,800. Then log-probs, 10 tokens at 50, and the update, 10 at 100; the last token is read meanwhile.
     assert windows(own) == pytest.approx([5800 + 500 + 1000])
-    assert windows(lent) == pytest.approx([5800 + 250 + 500])
-    assert {(span[0], span[1]) for span in spans(lent) if span[1] == "update-actor"} == {
+    assert windows(all_cores) == pytest.approx([5800 + 250 + 500])
+    assert {(span[0], span[1]) for span in spans(all_cores) if span[1] == "update-actor"} == {
         ("cpu:0", "update-actor"), ("cpu:1", "update-actor"),
     }  # fmt: skip
 
@@ -132,6 +130,18 @@ def test_update_overlap_trains_the_finished_answer_during_the_tail(virtual: Virt
         ("gpu:0", "update-actor", 375_050, 405_150), ("gpu:1", "update-actor", 300_200, 340_400),
         ("gpu:1", "update-critic", 270_050, 300_200), ("gpu:1", "update-critic", 375_050, 405_150),
     ]  # fmt: skip
+
+
+def test_prompts_count_in_the_limit_of_early_training(virtual: Virtual, even: Callable[..., Devices]) -> None:
+    """Answer 0 is done after 200 rounds, in which 440 tokens may be trained: its row has 500, or 400."""
+    trained = []
+    for prompt in (300, 200):
+        devices = even(workload=even().workload.model_copy(update={"prompt_tokens": prompt}))
+        overlap = PER_CHUNK | {"chunk": {"size": 100}, "update_overlap": True}
+        engine = virtual(overlap, [200, 300], {"rollout": {"max_prompt_tokens": prompt}}, devices=devices)
+        windows(engine)
+        trained.append(sum(span[:2] == ("gpu:1", "update-actor") for span in spans(engine)))
+    assert trained == [0, 1]
 
 
 def test_padding_decodes_and_reads_what_nobody_asked_for(virtual: Virtual, even: Callable[..., Devices]) -> None:

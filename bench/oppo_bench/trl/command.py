@@ -92,6 +92,6 @@ def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> Non
         except (PeerEnvironmentError, PeerError, ModelFolderError) as error:
             raise Failure(str(error)) from error
     screen.print(peer_table(load.case, figures.results), highlight=False)
-    machine, made_of = monitor.machine(), {"trl_environment": [*TRL.first, *TRL.pins], "heats": figures.heats}
-    write_results("trl", machine, describe_settings([load], plan) | made_of, figures.results, json_file)
+    machine, details = monitor.machine(), {"trl_environment": [*TRL.first, *TRL.pins], "heats": figures.heats}
+    write_results("trl", machine, describe_settings([load], plan) | details, figures.results, json_file)
     explain(screen, machine, load, plan, figures.heats)

@@ -152,12 +152,12 @@ def race(load: Load, plan: Plan, pythons: Pythons, monitor: LoadMonitor, progres
             continue
         with ExitStack() as files:
             progress("preparing weights and prompts")
-            field = prepare(load, plan, algorithm, python, files)
-            planned = plan_heats(load.name, field.memory(), free_bytes(load.device))
+            setup = prepare(load, plan, algorithm, python, files)
+            planned = plan_heats(load.name, setup.memory(), free_bytes(load.device))
             most = max(most, len(planned))
             for names in planned:
                 with ExitStack() as stack:
-                    _take_turns(load, plan, field.start(names, stack, progress), blocks, monitor, progress)
+                    _take_turns(load, plan, setup.start(names, stack, progress), blocks, monitor, progress)
     return Figures(to_results(load.case, blocks), most)
 
 
@@ -196,7 +196,7 @@ def _take_turns(
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Setup:
     """The trainers of one algorithm: TRL's by its configuration, ours by name, each with its variant and spec."""
 
     load: Load
@@ -227,7 +227,7 @@ class Field:
         return racers
 
 
-def prepare(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitStack) -> Field:
+def prepare(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitStack) -> Setup:
     """Write the models and prompts of an algorithm's trainers; `stack` deletes the files."""
     scratch, seed = Path(tempfile.mkdtemp(prefix="oppo-bench-")), load.lengths.seed
     stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -245,11 +245,11 @@ def prepare(load: Load, plan: Plan, algorithm: str, python: Path, stack: ExitSta
     config, peer = config_for_trl(load, plan, shared, prompts), TRL
     if algorithm == "grpo":
         config, peer = config | {"group": GROUP, "kl": KL}, TRL_GRPO
-    return Field(load, plan, peer, python, config, lines, scratch)
+    return Setup(load, plan, peer, python, config, lines, scratch)
 
 
 def trl_memory(load: Load, config: dict[str, Any], engine_pass: int) -> EngineMemory:
-    """Of TRL's trainer; `engine_pass`: bytes that a pass of `micro_batch_tokens` takes in the engine.
+    """Memory of TRL's trainer; `engine_pass`: bytes that a pass of `micro_batch_tokens` takes in the engine.
 
     Besides its networks it keeps up to three copies of the logits of a batch with its prompts. Its PPO passes through policy and
     value model in one graph; its GRPO has no value model, and no reference model beside adapters.

@@ -1,4 +1,4 @@
-"""Without a critic, the scorers lend their cores to the actor's training."""
+"""Without a critic the scorers' cores are idle while the actor is trained, so it uses them too."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ GROUPS: dict[str, Any] = {
 SEQUENTIAL: dict[str, Any] = {"overlap": {"intra_step": "off", "inter_step": "off", "overcommit": {"initial": 1, "max": 2}}}
 
 
-def test_only_cores_that_have_no_critic_to_train_are_lent(world: Any) -> None:
+def test_the_actor_is_trained_on_the_scorers_cores_only_where_no_critic_is(world: Any) -> None:
     grpo, ppo = world.spec(GROUPS), world.spec()
     layout = build_layout(grpo, CPU, 5, 16)
-    assert (layout.actor_devices, layout.lent) == (("cpu:0", "cpu:1", "cpu:2"), ("cpu:3", "cpu:4"))
+    assert (layout.actor_devices, layout.idle_in_training) == (("cpu:0", "cpu:1", "cpu:2"), ("cpu:3", "cpu:4"))
     assert (layout.cores(2), layout.cores(5)) == (("cpu:0", "cpu:1"), tuple(layout.devices))
     assert layout.streams
-    assert build_layout(ppo, CPU, 5, 16).lent == ()
-    assert build_layout(grpo, CPU, 1, 16).lent == ()
-    assert build_layout(world.spec(GROUPS, SEQUENTIAL), CPU, 5, 16).lent == ()
-    assert build_layout(grpo, torch.device("cuda", 1), 5, 16).lent == ()
+    assert build_layout(ppo, CPU, 5, 16).idle_in_training == ()
+    assert build_layout(grpo, CPU, 1, 16).idle_in_training == ()
+    assert build_layout(world.spec(GROUPS, SEQUENTIAL), CPU, 5, 16).idle_in_training == ()
+    assert build_layout(grpo, torch.device("cuda", 1), 5, 16).idle_in_training == ()
 
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
