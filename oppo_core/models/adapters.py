@@ -61,8 +61,6 @@ def inject_lora(network: nn.Module, lora: Lora, seed: int) -> None:
     for name, weight in network.named_parameters():
         weight.requires_grad_("lora_" in name or name.startswith(HEADS))
     _init_adapters(network, seed)
-    if isinstance(network, TinyTransformer):
-        network.call_layers()
     network.register_buffer(DIGEST, _frozen_digest(network), persistent=False)
 
 

@@ -26,74 +26,82 @@ ROWS = 16  # of a product, for which oneDNN chooses the layout
 class DecodeWeights:
     """Copies of a network's linear weights, which its layers use between `refresh` and `release` in passes without gradients.
 
-    Without effect for a network that is on a GPU, not in float32, sharded, of our own architecture, or has less than
-    `LEAST_DECODE_COPY` bytes of such weights.
+    Without effect for a network that is on a GPU, not in float32, sharded, or has less than `LEAST_DECODE_COPY` bytes of such
+    weights.
     """
 
     def __init__(self, network: Network) -> None:
-        self._layers = list(_linear_layers(network)) if isinstance(network, nn.Module) and _is_supported(network) else []
-        if sum(_weight(layer).nbytes for layer in self._layers) < LEAST_DECODE_COPY:
-            self._layers = []
+        self._products = list(_products(network)) if isinstance(network, nn.Module) and _is_supported(network) else []
+        if sum(product.weight.nbytes for product in self._products) < LEAST_DECODE_COPY:
+            self._products = []
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the present weights, and let the layers use the copies."""
         self.release()
-        for layer in self._layers:
-            own = layer.__dict__.get("forward")
-            prepacked = torch.ops.mkldnn._reorder_linear_weight(_merged(layer), ROWS)
-            layer.forward = _Product(layer, own, prepacked)
+        for product in self._products:
+            product.use_copy()
 
     def release(self) -> None:
         """Let the layers use their weights again, and free the copies."""
-        for layer in self._layers:
-            product = layer.__dict__.get("forward")
-            if isinstance(product, _Product):
-                del layer.forward
-                if product.own is not None:
-                    layer.forward = product.own
+        for product in self._products:
+            product.use_weight()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Product:
-    """The `forward` of a layer that uses the copy. `own`: an instance's own `forward`, if it had one before."""
+    """The method `name` of `module`, which multiplies by a weight: a linear layer's `forward`, or a tied head's `logits`.
 
-    layer: nn.Module
-    own: Any
-    prepacked: Tensor
+    `own`: an instance's own method of this name, if it had one before.
+    """
+
+    module: nn.Module
+    name: str
+    layer: Any  # has `weight`, and perhaps `bias` and an adapter
+    own: Any = None
+    prepacked: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        return cast(Tensor, getattr(self.layer, "base_layer", self.layer).weight)
+
+    def use_copy(self) -> None:
+        weight = self.weight.detach()
+        if hasattr(self.layer, "base_layer"):
+            weight = weight + self.layer.get_delta_weight(ADAPTER)
+        self.prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.own = self.module.__dict__.get(self.name)
+        setattr(self.module, self.name, self)
+
+    def use_weight(self) -> None:
+        if self.module.__dict__.get(self.name) is not self:
+            return
+        delattr(self.module, self.name)
+        if self.own is not None:
+            setattr(self.module, self.name, self.own)
+        self.prepacked = self.own = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # oneDNN's product has no derivative
-            return cast(Tensor, self.own(x) if self.own is not None else type(self.layer).forward(self.layer, x))
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.prepacked, _bias(self.layer), "none", [], "")
+            return cast(Tensor, self.own(x) if self.own is not None else getattr(type(self.module), self.name)(self.module, x))
+        bias = getattr(getattr(self.layer, "base_layer", self.layer), "bias", None)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.prepacked, bias, "none", [], "")
         return out
 
 
 def _is_supported(network: nn.Module) -> bool:
-    if isinstance(network, TinyTransformer) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     weights = list(network.parameters())
     return all(w.device.type == "cpu" and w.dtype == torch.float32 and not isinstance(w, DTensor) for w in weights)
 
 
-def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers, plain or with adapters; not of a subclass, which may compute something else."""
-    for child in module.children():
+def _products(network: nn.Module) -> Iterator[_Product]:
+    """One for every linear layer, plain or with adapters; not of a subclass, which may compute something else."""
+    for child in network.children():
         if type(getattr(child, "base_layer", child)) is nn.Linear:
-            yield child
+            yield _Product(child, "forward", child)
         elif not hasattr(child, "base_layer"):
-            yield from _linear_layers(child)
-
-
-def _weight(layer: Any) -> Tensor:
-    return cast(Tensor, getattr(layer, "base_layer", layer).weight)
-
-
-def _bias(layer: Any) -> Tensor | None:
-    return cast("Tensor | None", getattr(layer, "base_layer", layer).bias)
-
-
-def _merged(layer: Any) -> Tensor:
-    """The layer's weight, with its adapter added."""
-    weight = _weight(layer)
-    return weight + layer.get_delta_weight(ADAPTER) if hasattr(layer, "base_layer") else weight.detach()
+            yield from _products(child)
+    if isinstance(network, TinyTransformer) and network.head is None:
+        yield _Product(network, "logits", network.embedding)

@@ -6,7 +6,6 @@ the bottom, so attention needs no rotation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,17 +19,6 @@ from oppo_core.models.packed import Packed
 from oppo_core.models.upcast import linear_in_float32
 
 Head = Literal["lm", "scalar"]
-
-
-def plain(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer applied through its weights: calling the module would cost as much again as a small product."""
-    return F.linear(x, layer.weight, layer.bias)
-
-
-def called(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer called as a module, for example with a LoRA adapter."""
-    result: Tensor = layer(x)
-    return result
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | Packed | None, layer: int) -> Tensor:
@@ -48,12 +36,14 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | Pa
 
 
 class Block(nn.Module):
-    """Attention and a GELU feed-forward layer, each after a layer norm, added to the residual stream."""
+    """Attention and a GELU feed-forward layer, each after a layer norm, added to the residual stream.
+
+    Linear layers' `forward` is called without their hooks: calling the module would cost as much again as a small product.
+    """
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.linear: Callable[[nn.Linear, Tensor], Tensor] = plain
         self.norm1 = nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
@@ -65,14 +55,14 @@ class Block(nn.Module):
         """One block on [N, T, H]."""
         rows, tokens, hidden = x_NTH.shape
         normed = F.layer_norm(x_NTH, (hidden,), self.norm1.weight, self.norm1.bias)
-        qkv = self.linear(self.qkv, normed).view(rows, tokens, 3, self.heads, hidden // self.heads)
+        qkv = self.qkv.forward(normed).view(rows, tokens, 3, self.heads, hidden // self.heads)
         query, keys, values = qkv.permute(2, 0, 3, 1, 4)
         mixed = attend(query, keys, values, window, layer)
         mixed = mixed.transpose(1, 2).reshape(rows, tokens, hidden)
-        x_NTH = x_NTH + self.linear(self.out, mixed)
+        x_NTH = x_NTH + self.out.forward(mixed)
         normed = F.layer_norm(x_NTH, (hidden,), self.norm2.weight, self.norm2.bias)
-        inner = F.gelu(self.linear(self.up, normed))
-        return x_NTH + self.linear(self.down, inner)
+        inner = F.gelu(self.up.forward(normed))
+        return x_NTH + self.down.forward(inner)
 
 
 class TinyTransformer(nn.Module):
@@ -106,12 +96,6 @@ class TinyTransformer(nn.Module):
         """Shape of its KV cache."""
         a = self.architecture
         return CacheShape.equal(a.layers, a.heads, a.hidden // a.heads)
-
-    def call_layers(self) -> None:
-        """From now on, call linear layers as modules, because some have been replaced."""
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.linear = called
 
     def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
         """Last hidden states [N, T, H], normalised."""

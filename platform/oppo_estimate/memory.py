@@ -32,9 +32,9 @@ GPU_RESERVE = 5 << 29
 # Of activations on a CPU (docs/models.md, "How large a model may be"). glibc returns blocks of 32 MB and more at once; making it
 # return smaller ones costs a fifth of the time, because the kernel clears every page again.
 FREED_PERCENT = 40
-# Networks below keep no copies of their weights for decoding on a CPU: they stay in its caches and would gain nothing (measured:
-# hidden 128 and 256 with 2,048 words).
-LEAST_DECODE_COPY = 64 << 20
+# Networks below keep no copies of their weights for decoding on a CPU: their products are so short that oneDNN's call takes
+# longer (docs/measurements/2026-11-29.md: with 2,048 words, hidden 128 and 2 layers are slower with copies, 256 and 4 faster).
+LEAST_DECODE_COPY = 8 << 20
 
 
 def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:

@@ -358,7 +358,7 @@ def test_copies_for_decoding_count_as_far_as_the_update_needs_less_memory(world:
 
     assert copies(10**8) == 4 * 10**8
     assert copies(10**8, tied=False) == 4 * (10**8 - 16 * 10**6)  # the embedding is not multiplied
-    assert copies(10**7) == copies(10**8, gpu=80 * 2**30) == copies(10**8, dtype="bfloat16") == 0
+    assert copies(2 * 10**6) == copies(10**8, gpu=80 * 2**30) == copies(10**8, dtype="bfloat16") == 0
     spec = world.spec({"resources": {"kind": "cpu"}})
     shape = Shape(10**8, 2, 16, 10**4, 96, 64, inner_width=64, tied=True)
     items = {item.name: item.size for item in memory_items(spec, [Role("actor", shape, 10**8)], 9)}

@@ -13,7 +13,7 @@ from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models import decode_weights
 from oppo_core.models.decode_weights import DecodeWeights
-from oppo_core.models.model_io import load_model
+from oppo_core.models.model_io import load_model, save_tiny
 from oppo_core.models.tiny_transformer import init_tiny
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.held_out import Evaluator
@@ -22,6 +22,7 @@ from tests.engine.models.architectures import write_folders
 
 SETTINGS = DecodeSettings(seed=3, eos=2, temperature=0.9, max_prompt=8, max_new=12, micro_batch_tokens=400)
 LORA = Lora(rank=4, alpha=8.0)
+METHODS = ("forward", "logits")
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +30,13 @@ def small_networks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_weights, "LEAST_DECODE_COPY", 0)
 
 
-@pytest.fixture(scope="module", params=["qwen2", "llama", "gpt2", "mixtral"])
+@pytest.fixture(scope="module", params=["qwen2", "llama", "gpt2", "mixtral", "oppo_tiny"])
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folders(request.param, tmp_path_factory.mktemp(request.param))
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param != "oppo_tiny":
+        return write_folders(request.param, folder)
+    save_tiny(init_tiny(TinyArchitecture(hidden=16, layers=2, heads=2, context=32, vocab=50), "lm", 0), folder / "actor")
+    return folder
 
 
 def load(root: Path, lora: Lora | None = LORA, dtype: torch.dtype = torch.float32) -> Any:
@@ -61,21 +66,27 @@ def decoded(decoder: Decoder) -> tuple[list[list[int]], list[float]]:
     return [s.response for s in answers], [logp for s in answers for logp in s.behaviour_logprobs]
 
 
-def own_forwards(network: Any) -> dict[str, Any]:
-    """Names of modules with a `forward` of their own, besides that of their class."""
-    return {name: module.__dict__["forward"] for name, module in network.named_modules() if "forward" in module.__dict__}
+def own_methods(network: Any) -> dict[str, Any]:
+    """Methods that modules have of their own, besides those of their class."""
+    modules = network.named_modules()
+    return {
+        f"{name}.{method}": own[method]
+        for name, own in ((n, m.__dict__) for n, m in modules)
+        for method in METHODS
+        if method in own
+    }
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
 def test_decoding_gives_the_same_tokens_and_log_probs(root: Path, lora: Lora | None, monkeypatch: pytest.MonkeyPatch) -> None:
     network = load(root, lora)
     decoder = Decoder(network, SETTINGS, 3)
-    before = own_forwards(network)
+    before = own_methods(network)
     for step in range(2):  # the second time with weights that have changed
         tokens, logprobs = decoded(decoder)
-        assert own_forwards(network) != before
+        assert own_methods(network) != before
         decoder.pause()
-        assert own_forwards(network) == before
+        assert own_methods(network) == before
         with monkeypatch.context() as without:
             without.setattr(decode_weights, "LEAST_DECODE_COPY", 10**12)
             expected_tokens, expected = decoded(Decoder(network, SETTINGS, 3))
@@ -117,23 +128,26 @@ def test_a_subclass_that_computes_something_else_is_left_alone(tmp_path: Path) -
 
 def test_an_evaluation_frees_its_copies(root: Path) -> None:
     network = load(root)
-    before = own_forwards(network)
+    before = own_methods(network)
     evaluator = Evaluator([s.prompt for s in sequences()], 2, lambda: Decoder(network, SETTINGS, 2))
     assert evaluator.answers(version=0, chunk=4) is not None
-    assert own_forwards(network) == before
+    assert own_methods(network) == before
 
 
-def test_without_effect_in_other_precisions_for_our_own_architecture_and_for_small_networks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write_folders("llama", tmp_path)
-    tiny = init_tiny(TinyArchitecture(hidden=16, layers=1, heads=2, context=32, vocab=50), "lm", 0)
-    for network in (load(root, dtype=torch.float64), load(root, dtype=torch.bfloat16), tiny):
-        before = own_forwards(network)
+def test_all_layers_and_the_tied_head_of_our_own_architecture_use_copies() -> None:
+    network = init_tiny(TinyArchitecture(hidden=16, layers=1, heads=2, context=32, vocab=50), "lm", 0)
+    DecodeWeights(network).refresh()
+    linear = ("qkv", "out", "up", "down")
+    assert own_methods(network).keys() == {".logits", *(f"blocks.0.{name}.forward" for name in linear)}
+
+
+def test_without_effect_in_other_precisions_and_for_small_networks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for network in (load(root, dtype=torch.float64), load(root, dtype=torch.bfloat16)):
+        before = own_methods(network)
         DecodeWeights(network).refresh()
-        assert own_forwards(network) == before
+        assert own_methods(network) == before
     monkeypatch.undo()
     network = load(root)
-    before = own_forwards(network)
+    before = own_methods(network)
     DecodeWeights(network).refresh()
-    assert own_forwards(network) == before
+    assert own_methods(network) == before

@@ -143,7 +143,8 @@ def test_resumed_it_decodes_from_copies_of_weights_and_ends_with_the_same_bits(
     models = spec_of()["models"] | {"lora": {"rank": 4}}
     longer = {"rollout": {"max_new_tokens": 64, "max_prompt_tokens": 8}, "overlap": {"chunk": {"size": 4}}}
     spec = spec_of(models=models, steps=4, checkpoints={"every_steps": 2, "keep": 2}, **longer)
-    with mock.patch.object(decode_weights, "_merged", side_effect=decode_weights._merged) as copied:
+    product = decode_weights._Product
+    with mock.patch.object(product, "use_copy", autospec=True, side_effect=product.use_copy) as copied:
         assert run(folders, tmp_path / "whole", spec)[0] == 0
         assert copied.call_count > 0
         start = tmp_path / "whole" / "checkpoints" / "step-00000002"
