@@ -98,14 +98,16 @@ class Rollouts:
 
     def _batch(self, version: int) -> list[Sequence]:
         self._pool.top_up(self.overlap.overcommit, version, self._start_sequence)
-        self._decoder.begin(self._pool.unfinished(), version)
         finishers: list[Sequence] = []
-        while not self._pool.is_complete(finishers):
-            live = list(self._decoder.live)
-            finishers += self._chunk(version, finishers)
-            shown = {s.sequence_id: self._visible(s) for s in live}
-            self._reader.read(shown, {s.sequence_id for s in live if s.finished})
-        self._decoder.pause()
+        try:
+            self._decoder.begin(self._pool.unfinished(), version)
+            while not self._pool.is_complete(finishers):
+                live = list(self._decoder.live)
+                finishers += self._chunk(version, finishers)
+                shown = {s.sequence_id: self._visible(s) for s in live}
+                self._reader.read(shown, {s.sequence_id for s in live if s.finished})
+        finally:
+            self._decoder.pause()  # the caller goes on to use the policy, after an error too
         return self._pool.take_batch(finishers)
 
     def _chunk(self, version: int, finishers: list[Sequence]) -> list[Sequence]:

@@ -32,7 +32,7 @@ class DecodeWeights:
 
     def __init__(self, network: Network) -> None:
         self._products = list(_products(network)) if isinstance(network, nn.Module) and _is_supported(network) else []
-        if sum(product.weight.nbytes for product in self._products) < LEAST_DECODE_COPY:
+        if sum(product.base.weight.nbytes for product in self._products) < LEAST_DECODE_COPY:
             self._products = []
 
     @torch.no_grad()
@@ -52,23 +52,22 @@ class DecodeWeights:
 class _Product:
     """The method `name` of `module`, which multiplies by a weight: a linear layer's `forward`, or a tied head's `logits`.
 
-    `own`: an instance's own method of this name, if it had one before.
+    `base` has the weight, and perhaps a bias. `own`: an instance's own method of this name, if it had one before.
     """
 
-    module: nn.Module
+    module: Any
     name: str
-    layer: Any  # has `weight`, and perhaps `bias` and an adapter
+    base: Any
     own: Any = None
     prepacked: Tensor | None = None
 
-    @property
-    def weight(self) -> Tensor:
-        return cast(Tensor, getattr(self.layer, "base_layer", self.layer).weight)
-
     def use_copy(self) -> None:
-        weight = self.weight.detach()
-        if hasattr(self.layer, "base_layer"):
-            weight = weight + self.layer.get_delta_weight(ADAPTER)
+        current = self.module.__dict__.get(self.name)
+        if isinstance(current, _Product):  # another decoder's, or the same layer's under another name
+            current.use_weight()
+        weight = self.base.weight.detach()
+        if hasattr(self.module, "base_layer"):
+            weight = weight + self.module.get_delta_weight(ADAPTER)
         self.prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.own = self.module.__dict__.get(self.name)
         setattr(self.module, self.name, self)
@@ -84,7 +83,7 @@ class _Product:
     def __call__(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # oneDNN's product has no derivative
             return cast(Tensor, self.own(x) if self.own is not None else getattr(type(self.module), self.name)(self.module, x))
-        bias = getattr(getattr(self.layer, "base_layer", self.layer), "bias", None)
+        bias = getattr(self.base, "bias", None)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.prepacked, bias, "none", [], "")
         return out
 
@@ -99,9 +98,10 @@ def _is_supported(network: nn.Module) -> bool:
 def _products(network: nn.Module) -> Iterator[_Product]:
     """One for every linear layer, plain or with adapters; not of a subclass, which may compute something else."""
     for child in network.children():
-        if type(getattr(child, "base_layer", child)) is nn.Linear:
-            yield _Product(child, "forward", child)
-        elif not hasattr(child, "base_layer"):
+        base = getattr(child, "base_layer", child)
+        if type(base) is nn.Linear:
+            yield _Product(child, "forward", base)
+        elif base is child:
             yield from _products(child)
     if isinstance(network, TinyTransformer) and network.head is None:
         yield _Product(network, "logits", network.embedding)

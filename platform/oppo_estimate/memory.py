@@ -32,8 +32,8 @@ GPU_RESERVE = 5 << 29
 # Of activations on a CPU (docs/models.md, "How large a model may be"). glibc returns blocks of 32 MB and more at once; making it
 # return smaller ones costs a fifth of the time, because the kernel clears every page again.
 FREED_PERCENT = 40
-# Networks below keep no copies of their weights for decoding on a CPU: their products are so short that oneDNN's call takes
-# longer (docs/measurements/2026-11-29.md: with 2,048 words, hidden 128 and 2 layers are slower with copies, 256 and 4 faster).
+# Networks below keep no copies of their weights for decoding on a CPU. Between two sizes that were measured: 2.6 MB are slower
+# with copies, 14.7 MB as fast or faster (docs/measurements/2026-11-29.md).
 LEAST_DECODE_COPY = 8 << 20
 
 
@@ -193,7 +193,10 @@ def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:
 
 
 def _decode_copies(shape: Shape, dtype_bytes: int, transient: list[Item]) -> Iterator[Item]:
-    """Copies of linear weights for decoding on a CPU, less the memory that the update uses when they are freed."""
+    """Copies of linear weights for decoding on a CPU, less the memory that the update uses when they are freed.
+
+    An upper bound: norms, biases and our own architecture's positions are counted and not copied.
+    """
     weights = shape.weights - (shape.vocab * shape.width if shape.tied is False else 0)
     reused = sum(item.size for item in transient)
     if dtype_bytes == 4 and weights * dtype_bytes >= max(LEAST_DECODE_COPY, reused):

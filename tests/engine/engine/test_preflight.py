@@ -357,6 +357,7 @@ def test_copies_for_decoding_count_as_far_as_the_update_needs_less_memory(world:
         return items.get("actor: weights for decoding", 0)
 
     assert copies(10**8) == 4 * 10**8
+    assert copies(3 * 10**6) == 12 * 10**6
     assert copies(10**8, tied=False) == 4 * (10**8 - 16 * 10**6)  # the embedding is not multiplied
     assert copies(2 * 10**6) == copies(10**8, gpu=80 * 2**30) == copies(10**8, dtype="bfloat16") == 0
     spec = world.spec({"resources": {"kind": "cpu"}})

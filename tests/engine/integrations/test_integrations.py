@@ -16,6 +16,7 @@ from oppo_core.integrations import trl_compat
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
 from oppo_core.integrations.trl import Batch, dataset_prompts, judged_tokens
 from oppo_core.integrations.trl_compat import OverlapError, check_amounts, check_trainer
+from oppo_core.models import decode_weights
 from oppo_core.models.microbatching import response_states
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
@@ -126,6 +127,23 @@ def test_a_prompt_that_is_too_long_is_named() -> None:
     with pytest.raises(ValueError, match="prompt 1 has 6 tokens; there is room for 1 to 5"):
         rollouts.next()
     rollouts.close()
+
+
+def test_after_an_error_the_policy_uses_its_weights_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_weights, "LEAST_DECODE_COPY", 0)
+    policy, reward = init_tiny(SHAPE, "lm", 0), init_tiny(SHAPE, "scalar", 1)
+    used = []
+
+    def visible(sequence: Sequence) -> NDArray[np.int64]:
+        used.append("logits" in policy.__dict__)
+        raise OSError("the tokenizer's file is gone")
+
+    rollouts = Rollouts(policy, reward, iter([np.arange(3)]), Overlap(1, 0, 3, 1), SETTINGS, visible)
+    with pytest.raises(OSError, match="gone"):
+        rollouts.next()
+    rollouts.close()
+    assert used == [True]
+    assert "logits" not in policy.__dict__
 
 
 FUNCTIONS: dict[str, Any] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from tests.engine.models.architectures import write_folders
 SETTINGS = DecodeSettings(seed=3, eos=2, temperature=0.9, max_prompt=8, max_new=12, micro_batch_tokens=400)
 LORA = Lora(rank=4, alpha=8.0)
 METHODS = ("forward", "logits")
+TINY = TinyArchitecture(hidden=16, layers=2, heads=2, context=32, vocab=50)
+PASS = torch.arange(3, 12)[None], torch.arange(9)[None]  # tokens and positions of one row
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +39,7 @@ def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     if request.param != "oppo_tiny":
         return write_folders(request.param, folder)
-    save_tiny(init_tiny(TinyArchitecture(hidden=16, layers=2, heads=2, context=32, vocab=50), "lm", 0), folder / "actor")
+    save_tiny(init_tiny(TINY, "lm", 0), folder / "actor")
     return folder
 
 
@@ -68,13 +72,8 @@ def decoded(decoder: Decoder) -> tuple[list[list[int]], list[float]]:
 
 def own_methods(network: Any) -> dict[str, Any]:
     """Methods that modules have of their own, besides those of their class."""
-    modules = network.named_modules()
-    return {
-        f"{name}.{method}": own[method]
-        for name, own in ((n, m.__dict__) for n, m in modules)
-        for method in METHODS
-        if method in own
-    }
+    found = ((f"{name}.{method}", module.__dict__.get(method)) for name, module in network.named_modules() for method in METHODS)
+    return {name: method for name, method in found if method is not None}
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
@@ -95,17 +94,18 @@ def test_decoding_gives_the_same_tokens_and_log_probs(root: Path, lora: Lora | N
         change(network, step + 2)
 
 
-def test_a_pass_with_gradients_uses_the_weights_themselves(root: Path) -> None:
-    network = load(root)
-    tokens = torch.arange(3, 12)[None]
-    places = torch.arange(9)[None]
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
+def test_a_pass_with_gradients_uses_the_weights_themselves(root: Path, lora: Lora | None) -> None:
+    network = load(root, lora)
+    before = own_methods(network)
 
     def gradients() -> list[torch.Tensor]:
-        loss = torch.log_softmax(network.logits(network.hidden(tokens, places)), -1)[..., 3].sum()
+        loss = torch.log_softmax(network.logits(network.hidden(*PASS)), -1)[..., 3].sum()
         return list(torch.autograd.grad(loss, [w for w in network.parameters() if w.requires_grad], allow_unused=True))
 
     expected = gradients()
     DecodeWeights(network).refresh()
+    assert own_methods(network) != before
     for own, other in zip(gradients(), expected, strict=True):
         assert torch.equal(own, other) if own is not None else other is None
 
@@ -130,15 +130,57 @@ def test_an_evaluation_frees_its_copies(root: Path) -> None:
     network = load(root)
     before = own_methods(network)
     evaluator = Evaluator([s.prompt for s in sequences()], 2, lambda: Decoder(network, SETTINGS, 2))
-    assert evaluator.answers(version=0, chunk=4) is not None
+    product = decode_weights._Product
+    with mock.patch.object(product, "use_copy", autospec=True, side_effect=product.use_copy) as copied:
+        assert evaluator.answers(version=0, chunk=4) is not None
+    assert copied.call_count > 0
     assert own_methods(network) == before
 
 
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(("refresh 0", "refresh 1", "release 0", "release 1"))), ids=" ".join
+)
+def test_two_decoders_of_one_network_in_any_order(order: tuple[str, ...]) -> None:
+    """Whatever is in use when weights have changed and the last was released, it is the weights themselves."""
+    network = init_tiny(TINY, "lm", 0)
+    before = own_methods(network)
+    decoders = DecodeWeights(network), DecodeWeights(network)
+    for call in order:
+        method, number = call.split()
+        getattr(decoders[int(number)], method)()
+        network.logits(network.hidden(*PASS)).sum().backward()
+    for decoder in decoders:
+        decoder.release()
+    assert own_methods(network) == before
+
+
+def test_a_layer_under_two_names_uses_one_copy_and_its_weights_afterwards() -> None:
+    network = init_tiny(TINY, "lm", 0)
+    network.blocks[1].up = network.blocks[0].up
+    with torch.no_grad():
+        expected = network.hidden(*PASS)
+        weights = DecodeWeights(network)
+        weights.refresh()
+        torch.testing.assert_close(network.hidden(*PASS), expected, rtol=0, atol=1e-5)
+        weights.release()
+    assert own_methods(network) == {}
+
+
 def test_all_layers_and_the_tied_head_of_our_own_architecture_use_copies() -> None:
-    network = init_tiny(TinyArchitecture(hidden=16, layers=1, heads=2, context=32, vocab=50), "lm", 0)
+    network = init_tiny(TINY, "lm", 0)
     DecodeWeights(network).refresh()
-    linear = ("qkv", "out", "up", "down")
-    assert own_methods(network).keys() == {".logits", *(f"blocks.0.{name}.forward" for name in linear)}
+    linear = [f"blocks.{block}.{name}.forward" for block in (0, 1) for name in ("qkv", "out", "up", "down")]
+    assert own_methods(network).keys() == {".logits", *linear}
+
+
+@pytest.mark.parametrize(("hidden", "layers", "copied"), [(128, 2, False), (256, 4, True)])
+def test_copies_begin_between_the_sizes_that_were_measured(
+    hidden: int, layers: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    network = init_tiny(TinyArchitecture(hidden=hidden, layers=layers, heads=8, context=64, vocab=2048), "lm", 0)
+    DecodeWeights(network).refresh()
+    assert bool(own_methods(network)) == copied
 
 
 def test_without_effect_in_other_precisions_and_for_small_networks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
