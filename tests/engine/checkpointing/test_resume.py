@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from oppo_contract.events import parse_event
 from oppo_core.checkpointing.atomic_dir import MANIFEST, CheckpointError, sha256
 from oppo_core.checkpointing.save_restore import verify
-from oppo_core.models import decode_weights
 from oppo_core.reporting.event_log import Journal
 from oppo_core.scoring.early import EarlyBatch, EarlyScorers
 from oppo_core.train import resume_step
@@ -257,29 +256,6 @@ def test_stopped_at_every_chunk_it_ends_with_the_same_results(world: Any, tmp_pa
     assert (trained_early.call_count > 0) == spec.overlap.update_overlap, "nothing was trained early before a stop"
     assert not any(file.name.endswith(CACHES) for folder in halves for file in folder.iterdir()) or name.startswith("kept")
     check_against(plain, world, run.out, run.events, exact=False)
-
-
-def test_decoding_from_copies_of_weights_it_ends_with_the_same_bits(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float32, with update overlap, deferral and evaluations; copies are in no checkpoint."""
-    monkeypatch.setattr(decode_weights, "LEAST_DECODE_COPY", 0)
-    monkeypatch.setattr(overlapped, "MIN_PASS_TOKENS", 20)
-    product = decode_weights._Product
-    spec = world.spec(
-        {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}, "resources": {"dtype": "float32"}},
-        {"overlap": {"chunk": {"size": 16}, "update_overlap": True}},
-        {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 1, "count": 3}},
-    )
-    with mock.patch.object(product, "use_copy", autospec=True, side_effect=product.use_copy) as copied:
-        whole = world.run(spec, tmp_path / "whole", inline=True)
-        first = copied.call_count
-        start = whole.out / "checkpoints" / "step-00000002"
-        resumed = world.run(spec, tmp_path / "resumed", inline=True, resume=start)
-    assert copied.call_count > first > 0
-    assert any(s["response"] and not s["finished"] for s in json.loads((start / "state.json").read_text())["pool"])
-    for role in ("actor", "critic"):
-        assert same_bits(whole.weights(role), resumed.weights(role))
 
 
 def test_a_half_done_step_of_format_5_goes_on_without_its_caches(world: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from oppo_core.models.tiny_transformer import init_tiny
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.held_out import Evaluator
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.update import overlapped
 from tests.engine.models.architectures import write_folders
 
 SETTINGS = DecodeSettings(seed=3, eos=2, temperature=0.9, max_prompt=8, max_new=12, micro_batch_tokens=400)
@@ -137,21 +139,17 @@ def test_an_evaluation_frees_its_copies(root: Path) -> None:
     assert own_methods(network) == before
 
 
-@pytest.mark.parametrize(
-    "order", list(itertools.permutations(("refresh 0", "refresh 1", "release 0", "release 1"))), ids=" ".join
-)
-def test_two_decoders_of_one_network_in_any_order(order: tuple[str, ...]) -> None:
-    """Whatever is in use when weights have changed and the last was released, it is the weights themselves."""
-    network = init_tiny(TINY, "lm", 0)
-    before = own_methods(network)
-    decoders = DecodeWeights(network), DecodeWeights(network)
-    for call in order:
-        method, number = call.split()
-        getattr(decoders[int(number)], method)()
-        network.logits(network.hidden(*PASS)).sum().backward()
-    for decoder in decoders:
-        decoder.release()
-    assert own_methods(network) == before
+def test_two_decoders_of_one_network_in_any_order() -> None:
+    """The one that made copies last uses them until it releases them; otherwise layers use the weights."""
+    calls = [(name, number) for name in ("refresh", "release") for number in (0, 1)]
+    for order in itertools.product(calls, repeat=4):
+        network = init_tiny(TINY, "lm", 0)
+        decoders, user = (DecodeWeights(network), DecodeWeights(network)), None
+        for name, number in order:
+            getattr(decoders[number], name)()
+            user = number if name == "refresh" else None if user == number else user
+            assert bool(own_methods(network)) == (user is not None), order
+            network.logits(network.hidden(*PASS)).sum().backward()
 
 
 def test_a_layer_under_two_names_uses_one_copy_and_its_weights_afterwards() -> None:
@@ -193,3 +191,26 @@ def test_without_effect_in_other_precisions_and_for_small_networks(root: Path, m
     before = own_methods(network)
     DecodeWeights(network).refresh()
     assert own_methods(network) == before
+
+
+def test_a_resumed_run_of_our_own_architecture_ends_with_the_same_bits(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, with update overlap, deferral and evaluations; copies are in no checkpoint."""
+    monkeypatch.setattr(overlapped, "MIN_PASS_TOKENS", 20)
+    product = decode_weights._Product
+    spec = world.spec(
+        {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}, "resources": {"dtype": "float32"}},
+        {"overlap": {"chunk": {"size": 16}, "update_overlap": True}},
+        {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 1, "count": 3}},
+    )
+    with mock.patch.object(product, "use_copy", autospec=True, side_effect=product.use_copy) as copied:
+        whole = world.run(spec, tmp_path / "whole", inline=True)
+        first = copied.call_count
+        start = whole.out / "checkpoints" / "step-00000002"
+        resumed = world.run(spec, tmp_path / "resumed", inline=True, resume=start)
+    assert copied.call_count > first > 0
+    assert any(s["response"] and not s["finished"] for s in json.loads((start / "state.json").read_text())["pool"])
+    for role in ("actor", "critic"):
+        for name, weight in whole.weights(role).items():
+            torch.testing.assert_close(resumed.weights(role)[name], weight, rtol=0, atol=0)
