@@ -322,3 +322,55 @@ def visit(platform: Platform, chromium: Any) -> Iterator[Callable[..., Visitor]]
         visitor.context.close()
     platform.release()
     assert complaints == []
+
+
+class Held:
+    """Requests of a page that wait for the test."""
+
+    def __init__(self, page: Any, wanted: Any) -> None:
+        self.page, self.is_open = page, False
+        self.routes: list[Any] = []
+        self.waiting: list[Any] = []
+        page.route(wanted, lambda route: self._take(route))
+
+    def _take(self, route: Any) -> None:
+        self.routes.append(route)
+        if self.is_open:
+            route.continue_()
+        else:
+            self.waiting.append(route)
+
+    def come(self, count: int = 1) -> None:
+        """Wait until so many were sent."""
+        wait_until(lambda: self.page.wait_for_timeout(20) or len(self.routes) >= count, f"{count} requests do not come", 30)
+
+    def answer(self, number: int, reply: Any = None) -> None:
+        """Let one be answered, now or with what the server said before, and wait until the page has seen to it."""
+        route = self.routes[number]
+        self.waiting.remove(route)
+        with self.page.expect_event("requestfinished", lambda request: request == route.request):
+            if reply is None:
+                route.continue_()
+            else:
+                route.fulfill(response=reply)
+        self.page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+
+    def open(self) -> None:
+        """Let all of them through, and those to come."""
+        self.is_open = True
+        while self.waiting:
+            self.waiting.pop().continue_()
+
+
+@pytest.fixture
+def hold(visit: Callable[..., Visitor]) -> Iterator[Callable[[Any, Any], Held]]:
+    """Holds requests of a page; at the end nothing waits any more."""
+    held: list[Held] = []
+
+    def one(page: Any, wanted: Any) -> Held:
+        held.append(Held(page, wanted))
+        return held[-1]
+
+    yield one
+    for each in held:
+        each.page.unroute_all(behavior="ignoreErrors")

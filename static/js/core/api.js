@@ -18,15 +18,25 @@ function csrfToken() {
   return cookie ? cookie.slice(cookie.indexOf("=") + 1) : document.querySelector('meta[name="csrf-token"]').content;
 }
 const TIMEOUT_MS = 60_000;
-/* A GET without a response in time fails with a TypeError, as if the server were unreachable: callers retry both. */
+let reads = new AbortController();
+/* A GET without a response in time, or after stopReads, fails with a TypeError, as if the server were unreachable: callers retry. */
 async function request(method, path, body, { signal, key } = {}) {
   if (method !== "GET") return send(method, path, body, { signal, key });
-  const timeout = AbortSignal.timeout(TIMEOUT_MS);
+  const ends = [AbortSignal.timeout(TIMEOUT_MS), reads.signal];
   try {
-    return await send(method, path, body, { signal: signal ? AbortSignal.any([signal, timeout]) : timeout });
+    return await send(method, path, body, { signal: AbortSignal.any(signal ? [signal, ...ends] : ends) });
   } catch (e) {
-    throw e.name === "TimeoutError" ? new TypeError(`No response to ${path}`) : e;
+    if (signal?.aborted || !ends.some((end) => end.aborted)) throw e;
+    throw new TypeError(`No response to ${path}`);
   }
+}
+/* Aborts the page's pending GETs and refuses further ones, until the returned function is called. For a page whose object is
+   being deleted: a read that arrives afterwards would find nothing. */
+export function stopReads() {
+  reads.abort();
+  return () => {
+    reads = new AbortController();
+  };
 }
 async function send(method, path, body, { signal, key }) {
   const headers = { Accept: "application/json" };

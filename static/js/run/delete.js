@@ -10,10 +10,12 @@ export function offerDeletion() {
 
   sure.addEventListener("click", async () => {
     sure.disabled = true;
+    const allowReads = api.stopReads();
     try {
       await api.remove(`runs/${run.id}`);
       location.href = `/runs/${run.id}`;
     } catch (e) {
+      allowReads();
       setText(dialog.querySelector(".error"), e.message);
       sure.disabled = false;
     }
