@@ -18,7 +18,7 @@ from oppo_core.rewards.build import RewardBuilder
 from oppo_core.scoring.early import EarlyScorers, SharedActor
 from oppo_core.scoring.scorers import Networks, ScorerSet
 from oppo_core.scoring.sharded import ShardedScorers
-from oppo_core.scoring.single_pass import SinglePassScorers
+from oppo_core.scoring.single_pass import SinglePassScorers, reads_critic_once
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
 from oppo_core.training.sharded_module import ShardedModule
@@ -83,8 +83,7 @@ def _scorers(
     cached = decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
     arguments = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
-        reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
-        return (SinglePassScorers if reads_once else ScorerSet)(*arguments)
+        return (SinglePassScorers if reads_critic_once(spec) else ScorerSet)(*arguments)
     actor, _ = load_actor(spec, roots, device)
     use_shared_weights(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_contract.spec import RunSpec
 from oppo_core.models.host_device import on_host
 from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.scoring.scorers import ScorerSet
+
+
+def reads_critic_once(spec: RunSpec) -> bool:
+    """Whether the critic reads an answer once, when it is whole, for its values and its update."""
+    streams, overlaps = spec.overlap.intra_step != "off", spec.overlap.update_overlap
+    return spec.ppo.has_critic and (overlaps or (spec.ppo.optimizer_steps == 1 and not streams))
 
 
 class SinglePassScorers(ScorerSet):

@@ -14,7 +14,7 @@ from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import EarlyPart
 from oppo_core.ppo.experience import Experience
 from oppo_core.rollout.sequence import Support
-from oppo_core.simulation.machine import Loads, Machine
+from oppo_core.simulation.machine import Machine
 
 
 class SimulatedActor:
@@ -30,12 +30,11 @@ class SimulatedActor:
         self.forget()
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
-        """Zeros [T]. With one optimizer step per batch and whole weights, the graph of one pass is retained for `update`."""
+        """Zeros [T]. Graphs are retained for `update` as far as `Machine.retained` says."""
         lengths = [len(ids) for ids in tokens]
         loads = self._machine.loads(lengths, self._machine.batch_ranks)
         self._machine.work(self._machine.forward_us(self._costs, loads))
-        retains = self._ppo.epochs * self._ppo.mini_batches == 1 and not self._machine.shards_weights
-        self._retained = [min(self._machine.tokens(load), self._machine.pass_tokens) if retains else 0 for load in loads]
+        self._retained = self._machine.retained(loads)
         return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
 
     def update(
@@ -48,15 +47,10 @@ class SimulatedActor:
         ranks = [experience.sequences[row].rank or 0 for row in rows]
         loads = self._machine.loads([len(experience.tokens[row]) for row in rows], ranks)
         for _ in range(self._ppo.epochs):
-            self._train(loads)
+            self._machine.work(self._machine.update_us(self._costs, loads, self._retained))
+            self.forget()
             self._machine.work(self._ppo.mini_batches * (self._costs.optimizer_us + self._machine.reduce_us(self._costs)))
         return {}
-
-    def _train(self, loads: Loads) -> None:
-        """Forward passes where no graph was retained, and backward passes."""
-        forward = [[max(0, self._machine.tokens(load) - kept)] for load, kept in zip(loads, self._retained, strict=True)]
-        self.forget()
-        self._machine.work(self._machine.forward_us(self._costs, forward) + self._machine.backward_us(self._costs, loads))
 
     def is_critic_warmup(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""

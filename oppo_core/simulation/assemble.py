@@ -22,6 +22,7 @@ from oppo_core.rollout.placement import assign_ranks, balance_rows
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
+from oppo_core.scoring.single_pass import reads_critic_once
 from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
 from oppo_core.simulation.early import SimulatedEarlyScorers, no_gradients
@@ -146,7 +147,9 @@ def assemble(
     """
     shards = spec.training.shards_weights
     streams = spec.overlap.intra_step != "off" and bool(devices.groups) and (not shards or spec.models.reward.is_remote)
-    machine = Machine(devices, streams, spec.ppo.micro_batch_tokens, shards)
+    pass_tokens = spec.ppo.micro_batch_tokens
+    retained = pass_tokens * spec.training.retained_passes if spec.ppo.optimizer_steps == 1 else 0
+    machine = Machine(devices, streams, pass_tokens, shards, retained)
     most = spec.rollout.max_new_tokens
     length = length or sample_lengths(spec.seed, devices.workload.lengths, most)
     layout = virtual_layout(spec, devices, machine)
@@ -182,7 +185,7 @@ def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
 def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
     has_model = any(source.model is not None for source in spec.models.reward.sources())
     kind = SimulatedEarlyScorers if spec.overlap.update_overlap else SimulatedScorers
-    return kind(machine, spec.seed, has_model, spec.ppo)
+    return kind(machine, spec.seed, has_model, spec.ppo, reads_critic_once(spec))
 
 
 def _update(spec: RunSpec, devices: Devices) -> PlainUpdate:

@@ -13,19 +13,15 @@ from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.scored import Scored
 from oppo_core.scoring.early import EarlyBatch
-from oppo_core.simulation.machine import Loads, Machine, Times
+from oppo_core.simulation.machine import Machine, Times
 from oppo_core.simulation.scorers import SimulatedScorers
-from oppo_estimate.devices import ReadingRole
 
 
 class SimulatedEarlyScorers(SimulatedScorers):
     """Also an `EarlyTrainerProtocol`: the critic is read and trained in one pass over finished answers."""
 
-    streamed: tuple[ReadingRole, ...] = ("reward", "reference")
-
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
-        super().__init__(machine, seed, has_reward_model, ppo)
-        self._process = machine.process_of("critic")
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo, reads_once: bool = True) -> None:
+        super().__init__(machine, seed, has_reward_model, ppo, reads_once)
         self._early: set[int] = set()
 
     def train_early(self, batch: EarlyBatch) -> None:
@@ -40,30 +36,23 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._order("actor", "update-actor", 2 * backward, len(ids))
         self._early |= set(ids)
 
-    def start_collect(self, sequence_ids: list[int]) -> None:
-        costs, late = self._machine.devices.costs, [i for i in sequence_ids if i not in self._early]
-        read = self._machine.forward_us(costs.critic, self._whole(late), self._process)
-        self._order("critic", "critic-prefill", read, len(late))
-        self._requested = sequence_ids
-        score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
-        self._machine.submit(self._machine.process_of("reward"), "reward", "score", score_us, rows=len(sequence_ids))
+    def _read_whole(self, sequence_ids: list[int]) -> None:
+        super()._read_whole(self._late(sequence_ids))
 
     def wait_collect(self) -> dict[int, Scored]:
         return {i: self._with_proximal(scored) if i in self._early else scored for i, scored in super().wait_collect().items()}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        costs = self._machine.devices.costs
-        late = [i for i in update.sequence_ids if i not in self._early]
-        us = self._machine.backward_us(costs.critic, self._whole(late), self._process) + costs.critic.optimizer_us
-        self._order("critic", "update-critic", us, len(late))
+        self._train_critic(self._late(update.sequence_ids))
         self._forget(update.sequence_ids)
         self._early = set()
 
+    def _late(self, sequence_ids: list[int]) -> list[int]:
+        """Those that were not trained early."""
+        return [i for i in sequence_ids if i not in self._early]
+
     def _order(self, role: Role, phase: Phase, us: Times, rows: int) -> None:
         self._machine.submit(self._process, role, phase, us, rows=rows)
-
-    def _whole(self, sequence_ids: list[int]) -> Loads:
-        return self._loads(sequence_ids, [self.tracks[i].total for i in sequence_ids], self._process)
 
     def _with_proximal(self, scored: Scored) -> Scored:
         return replace(scored, proximal_logprobs=np.zeros(len(scored.values)))

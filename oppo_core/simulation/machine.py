@@ -27,18 +27,21 @@ class Machine:
 
     Attributes:
         world: ranks of the loop's process.
+        retained_tokens: most tokens of a rank's forward pass whose graph is retained for the update.
         rank_of: by sequence_id, the rank that has the sequence; empty with one rank.
         batch_ranks: the rank of each row of the batch; likewise.
     """
 
-    def __init__(self, devices: Devices, streams: bool, pass_tokens: int, shards_weights: bool = False) -> None:
+    def __init__(
+        self, devices: Devices, streams: bool, pass_tokens: int, shards_weights: bool = False, retained_tokens: int = 0
+    ) -> None:
         """`streams`: scorers work concurrently with the actor; `pass_tokens`: most tokens in one pass of a rank.
 
         `shards_weights`: every pass of the loop's process gathers its model's weights (FSDP2). Other groups hold whole models.
         """
         self.devices = devices
         self.streams = streams
-        self.pass_tokens = pass_tokens
+        self.pass_tokens, self.retained_tokens = pass_tokens, retained_tokens
         self.shards_weights = shards_weights
         self.timeline = Timeline(devices.contention, self._record)
         self.shares = not streams and devices.without_streaming == "share"
@@ -133,6 +136,16 @@ class Machine:
         """Forward passes; where the weights are sharded, each gathers them."""
         computed = self._passes_us(costs, costs.token_us, loads, process)
         return self._with_gathering(computed, costs, loads, process, costs.gathered_bytes, costs.units)
+
+    def retained(self, loads: Loads, process: Process | None = None) -> list[int]:
+        """Tokens of each rank's forward pass whose graph is retained for the update; none of sharded weights."""
+        most = 0 if process is None and self.shards_weights else self.retained_tokens
+        return [min(self.tokens(load), most) for load in loads]
+
+    def update_us(self, costs: Training, loads: Loads, retained: Rows[int], process: Process | None = None) -> Times:
+        """Forward passes over the tokens of each rank without a retained graph, and backward passes over all."""
+        forward = [[max(0, self.tokens(load) - kept)] for load, kept in zip(loads, retained, strict=True)]
+        return self.forward_us(costs, forward, process) + self.backward_us(costs, loads, process)
 
     def backward_us(self, costs: Training, loads: Loads, process: Process | None = None) -> Times:
         """Backward passes; where the weights are sharded, each gathers them again and reduces the gradients."""

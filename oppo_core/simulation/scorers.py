@@ -15,8 +15,8 @@ from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.simulation.lengths import SCORES, generator_for
 from oppo_core.simulation.machine import Loads, Machine
-from oppo_core.simulation.timeline import Process
-from oppo_estimate.devices import READING_ROLES, Curve, ReadingRole, Training
+from oppo_core.simulation.timeline import Process, Task
+from oppo_estimate.devices import READING_ROLES, Curve, ReadingRole
 
 PHASES: dict[ReadingRole, Phase] = {"reward": "reward-prefill", "reference": "reference-prefill", "critic": "critic-prefill"}
 
@@ -40,19 +40,23 @@ class Track:
 class SimulatedScorers:
     """A `ScorerProtocol`. Roles with devices of their own prefill deltas at once, the others when scores are collected."""
 
-    streamed: tuple[ReadingRole, ...] = READING_ROLES
     saves_bytes = 0
 
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo, reads_once: bool = False) -> None:
+        """`reads_once`: the critic reads whole answers of the batch in one pass, for values and update."""
         self.tracks: dict[int, Track] = {}
         self._machine = machine
         self._seed = seed
         self._curve: Curve = machine.devices.workload.scores
         self._epochs, self._optimizer_steps = ppo.epochs, ppo.epochs * ppo.mini_batches
         absent = {name for name, present in (("reward", has_reward_model), ("critic", ppo.has_critic)) if not present}
-        self._has_critic = ppo.has_critic
-        self._roles = [role for role in self.streamed if role not in absent]
+        self._has_critic, self._reads_once = ppo.has_critic, ppo.has_critic and reads_once
+        streamed = [role for role in READING_ROLES if role != "critic" or not self._reads_once]
+        self._roles = [role for role in streamed if role not in absent]
+        self._process, self._costs = machine.process_of("critic"), machine.devices.costs.critic
         self._requested: list[int] = []
+        self._collecting: list[Task] = []
+        self._retained: list[int] | None = None  # tokens of the critic's forward pass, by rank
         self._evaluated: dict[int, float] = {}
 
     def begin(self, deltas: list[SequenceDelta]) -> None:
@@ -70,19 +74,30 @@ class SimulatedScorers:
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         self._read(sequence_ids, 0, late=True)
+        if self._reads_once:
+            self._read_whole(sequence_ids)
         self._requested = sequence_ids
         score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
         self._machine.submit(self._machine.process_of("reward"), "reward", "score", score_us, rows=len(sequence_ids))
+        self._collecting = self._machine.timeline.submitted()
 
     def wait_collect(self) -> dict[int, Scored]:
-        self._machine.timeline.wait()
+        self._machine.timeline.wait(self._collecting)
         return {i: self._scored(i) for i in self._requested}
 
     def forward_critic(self, sequence_ids: list[int]) -> None:
-        """Counted with the update."""
+        """The tokens whose graphs are retained; see `ScorerProtocol.forward_critic`."""
+        if not self._has_critic or self._retained is not None:
+            return
+        retained = self._machine.retained(self._whole(sequence_ids), self._process)
+        if not any(retained):
+            return
+        self._retained, loads = retained, [[tokens] for tokens in retained]
+        us = self._machine.forward_us(self._costs, loads, self._process)
+        self._machine.submit(self._process, "critic", "update-critic", us, rows=len(sequence_ids))
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        self._train_critic(update.sequence_ids, self._epochs, self._optimizer_steps)
+        self._train_critic(update.sequence_ids)
         self._forget(update.sequence_ids)
 
     def wait_critic_update(self) -> dict[str, float]:
@@ -91,7 +106,7 @@ class SimulatedScorers:
 
     def prepare_critic_update(self, update: CriticUpdate) -> None:
         """Simulated gradients are always finite."""
-        self._train_critic(update.sequence_ids, self._epochs, self._optimizer_steps)
+        self._train_critic(update.sequence_ids)
 
     def start_critic_step(self) -> None:
         pass
@@ -165,14 +180,24 @@ class SimulatedScorers:
         """`lengths` of some sequences by rank of a process."""
         return self._machine.loads(lengths, [self._machine.rank_of.get(i, 0) for i in sequence_ids], process)
 
-    def _train_critic(self, sequence_ids: list[int], epochs: int, optimizer_steps: int) -> None:
-        costs: Training = self._machine.devices.costs.critic
-        process = self._machine.process_of("critic")
-        lengths = [self.tracks[i].total for i in sequence_ids]
-        loads = self._loads(sequence_ids, lengths, process)
-        epoch_us = self._machine.forward_us(costs, loads, process) + self._machine.backward_us(costs, loads, process)
-        us = epochs * epoch_us + optimizer_steps * (costs.optimizer_us + self._machine.reduce_us(costs, process))
-        self._machine.submit(process, "critic", "update-critic", us, rows=len(lengths))
+    def _read_whole(self, sequence_ids: list[int]) -> None:
+        """One pass of the critic over whole answers: values, and graphs for the update."""
+        loads = self._whole(sequence_ids)
+        self._retained = self._machine.retained(loads, self._process)
+        us = self._machine.forward_us(self._costs, loads, self._process)
+        self._machine.submit(self._process, "critic", "critic-prefill", us, rows=len(sequence_ids))
+
+    def _train_critic(self, sequence_ids: list[int]) -> None:
+        costs, loads = self._costs, self._whole(sequence_ids)
+        retained = self._retained or [0] * len(loads)
+        epoch_us = self._machine.update_us(costs, loads, retained, self._process)
+        step_us = costs.optimizer_us + self._machine.reduce_us(costs, self._process)
+        us = self._epochs * epoch_us + self._optimizer_steps * step_us
+        self._machine.submit(self._process, "critic", "update-critic", us, rows=len(sequence_ids))
+
+    def _whole(self, sequence_ids: list[int]) -> Loads:
+        """Whole sequences by rank of the critic's process."""
+        return self._loads(sequence_ids, [self.tracks[i].total for i in sequence_ids], self._process)
 
     def _scored(self, sequence_id: int) -> Scored:
         track = self.tracks[sequence_id]
@@ -186,5 +211,6 @@ class SimulatedScorers:
         return learned + curve.noise * float(generator_for(self._seed, SCORES, sequence_id).standard_normal())
 
     def _forget(self, sequence_ids: list[int]) -> None:
+        self._retained = None
         for sequence_id in sequence_ids:
             del self.tracks[sequence_id]

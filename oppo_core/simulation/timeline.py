@@ -7,7 +7,7 @@ slow each other down by the same factor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from oppo_contract.events import Phase, Role
@@ -63,9 +63,14 @@ class Timeline:
         if task.left > 0:
             process.tasks.append(task)
 
-    def wait(self) -> None:
-        """Block the loop's process until every other process is done."""
-        while any(process.tasks for process in self.processes):
+    def submitted(self) -> list[Task]:
+        """The newest task of every process that is not done."""
+        return [process.tasks[-1] for process in self.processes if process.tasks]
+
+    def wait(self, tasks: Sequence[Task] | None = None) -> None:
+        """Block the loop's process until `tasks` are done; default: all that is submitted."""
+        tasks = self.submitted() if tasks is None else tasks
+        while any(task.left > 0 for task in tasks):
             self._advance(float("inf"), 0)
 
     def _advance(self, most: float, working: int) -> float:
