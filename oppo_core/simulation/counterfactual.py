@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from oppo_contract.spec_errors import SpecError
@@ -10,7 +10,7 @@ from oppo_core.simulation.assemble import MemoryJournal
 from oppo_core.simulation.fit_costs import Fit
 from oppo_core.simulation.plan import Progress, no_progress
 from oppo_core.simulation.recording import Recording
-from oppo_core.simulation.replay import build_replay, run, with_count
+from oppo_core.simulation.replay import build_replay, run, unfinished, with_count
 from oppo_estimate.devices import Devices, DevicesError
 from oppo_estimate.schedules import SCHEDULES, Row, Target, summary, warm_up, with_speedups
 
@@ -66,13 +66,16 @@ def counterfactuals(
     recording: Recording, fitted: Fit, target: Target, changed: Iterable[Change], progress: Progress = no_progress
 ) -> list[Row]:
     """One row per change. Δ is the recorded one if the run deferred and neither Δ nor B is changed."""
-    return with_speedups([_row(recording, fitted, target, change, progress) for change in changed])
+    begun = unfinished(recording, fitted.devices)
+    return with_speedups([_row(recording, fitted, begun, target, change, progress) for change in changed])
 
 
-def _row(recording: Recording, fitted: Fit, target: Target, change: Change, progress: Progress) -> Row:
+def _row(
+    recording: Recording, fitted: Fit, begun: Mapping[int, int], target: Target, change: Change, progress: Progress
+) -> Row:  # fmt: skip
     try:
         devices = change.applied(fitted.devices)
-        engine = build_replay(recording, devices, change.schedule, change.overcommit, change.batch_size)
+        engine = build_replay(recording, devices, change.schedule, change.overcommit, change.batch_size, begun)
     except SpecError as error:
         return Row(change.label, problem="; ".join(str(problem) for problem in error.problems))
     except DevicesError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -28,12 +29,21 @@ def sample_lengths(seed: int, source: LogNormal | Listed, most: int) -> Length:
     return length
 
 
-def recorded_lengths(seed: int, known: Mapping[int, int], most: int) -> Length:
-    """Lengths of a recorded run; a sequence that is not in the recording gets a random recorded length."""
-    others = sample_lengths(seed, Listed(values=list(known.values())), most)
+def recorded_lengths(seed: int, known: Mapping[int, int], most: int, begun: Mapping[int, int] | None = None) -> Length:
+    """Lengths of a recorded run; a sequence that is not in the recording gets a random recorded length.
+
+    `begun`: tokens that an answer had when the recording ended; its length is drawn from the longer ones, because the answers that
+    are unfinished at the end are the longest. None: an answer that is not in the recording does not end.
+    """
+    values = sorted(known.values())
 
     def length(sequence_id: int) -> int:
-        return min(known[sequence_id], most) if sequence_id in known else others(sequence_id)
+        if sequence_id in known:
+            return min(known[sequence_id], most)
+        first = len(values) if begun is None else bisect_right(values, begun.get(sequence_id, 0))
+        if first == len(values):
+            return most
+        return min(values[int(generator_for(seed, LENGTHS, sequence_id).integers(first, len(values)))], most)
 
     return length
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,11 @@ def build_replay(
     schedule: str | None = None,
     overcommit: int | None = None,
     batch_size: int | None = None,
+    begun: Mapping[int, int] | None = None,
 ) -> Engine:
     """An engine whose answers have the recorded lengths. `schedule`: default: the recorded one.
 
-    `overcommit`: a fixed Δ; default: the recorded Δ of each step. `batch_size`: another B.
+    `overcommit`: a fixed Δ; default: the recorded Δ of each step. `batch_size`: another B. `begun`: see `recorded_lengths`.
 
     Raises:
         SpecError, DevicesError: the run's other settings or the devices do not allow this schedule.
@@ -82,7 +83,7 @@ def build_replay(
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 1}
     tree["overlap"]["overcommit"]["controller"] = tree["overlap"]["chunk"]["controller"] = "fixed"
     chosen = load_spec(shortened(tree, len(recording.steps)))
-    length = recorded_lengths(spec.seed, recording.lengths, spec.rollout.max_new_tokens)
+    length = recorded_lengths(spec.seed, recording.lengths, spec.rollout.max_new_tokens, begun)
     engine = assemble(chosen, devices, length)
     engine.prompts = recorded_prompts(recording, engine)
     return engine
@@ -109,6 +110,14 @@ def run(engine: Engine, recording: Recording, follow: bool) -> Iterator[float]:
         end = train_step(engine, start)
         yield end - start
         start = end
+
+
+def unfinished(recording: Recording, devices: Devices) -> dict[int, int]:
+    """Tokens of every answer that was begun but not finished when the recording ended, by sequence_id."""
+    engine = build_replay(recording, devices)
+    for _ in run(engine, recording, follow=True):
+        pass
+    return {sequence.sequence_id: sequence.length for sequence in engine.pool.sequences}
 
 
 def simulated_spans(engine: Engine) -> dict[Key, tuple[float, float]]:
