@@ -32,8 +32,8 @@ def sample_lengths(seed: int, source: LogNormal | Listed, most: int) -> Length:
 def recorded_lengths(seed: int, known: Mapping[int, int], most: int, begun: Mapping[int, int] | None = None) -> Length:
     """Lengths of a recorded run; a sequence that is not in the recording gets a random recorded length.
 
-    `begun`: tokens that an answer had when the recording ended; its length is drawn from the longer ones, because the answers that
-    are unfinished at the end are the longest. None: an answer that is not in the recording does not end.
+    `begun`: tokens that an answer had when the recording ended. Its length is drawn from the longer ones, since the longest
+    answers are those that are unfinished at the end. None: an answer that is not in the recording does not end.
     """
     values = sorted(known.values())
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+NAME = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,59}[A-Za-z0-9._-])?", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=40)
 # Words that YAML readers like to take for something else.
 TRICKY = st.sampled_from(
@@ -112,7 +113,7 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         chunk=_some(size=st.integers(1, 65536), candidates=st.none() | st.lists(st.integers(1, 512), min_size=2, max_size=5)),
     )  # fmt: skip
     spec = {
-        "name": draw(st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,59}[A-Za-z0-9._-])?", fullmatch=True) | st.sampled_from(NAMES)),
+        "name": draw(NAME | st.sampled_from(NAMES)),
         "steps": draw(st.integers(1, 10_000_000)),
         "models": roles,
         "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},

@@ -18,7 +18,9 @@ from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
 from oppo_core.simulation.counterfactual import Change, changes, check, counterfactuals
 from oppo_core.simulation.fit_costs import cost_at, fit, nonnegative_least_squares, with_cost
+from oppo_core.simulation.lengths import recorded_lengths
 from oppo_core.simulation.recording import RecordingError, read_recording
+from oppo_core.simulation.replay import unfinished
 from oppo_estimate.devices import Devices
 from oppo_estimate.schedules import Target
 
@@ -94,6 +96,29 @@ def test_known_costs_are_found_again(name: str, recorded: Callable[[str], Path])
     checked = check(recording, fitted)
     assert abs(checked.error) < 0.002
     assert checked.step_error < 0.005
+
+
+def test_answers_unfinished_at_the_end_of_a_recording_are_among_the_longer_ones(
+    small: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    """Their lengths are unknown, but not shorter than what was decoded: the longest are deferred, so the rest would mislead."""
+    spec = small({"steps": 12, "ppo": {"batch_size": 4}, "overlap": OVERLAPS["both"]})
+    lengths = [3, 17, 5, 40, 9, 2, 28, 11, 6, 33, 14, 7, 90]
+    engine = assemble(spec, cpu_devices(), lambda i: lengths[i % len(lengths)])
+    list(steps_of(engine))
+    left = {s.sequence_id: s.length for s in engine.pool.sequences}
+    recording = read_recording(write_recording(engine, tmp_path))
+    begun = unfinished(recording, fit(recording).devices)
+    assert begun == left
+    assert len(begun) == 1
+    drawn, known = recorded_lengths(spec.seed, recording.lengths, 1000, begun), sorted(recording.lengths.values())
+    for sequence_id, length in begun.items():
+        assert drawn(sequence_id) > length
+        assert drawn(sequence_id) in known
+        assert recorded_lengths(spec.seed, recording.lengths, 1000)(sequence_id) == 1000, "it does not end in the recording"
+        assert recorded_lengths(spec.seed, recording.lengths, 1000, {sequence_id: known[-1]})(sequence_id) == 1000
+    others = {drawn(sequence_id) for sequence_id in range(1000, 1200)}
+    assert others == set(known), "a sequence that was not begun can have any length"
 
 
 def test_the_other_schedules_are_told_as_if_they_had_been_run(
