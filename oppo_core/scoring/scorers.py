@@ -198,11 +198,14 @@ class ScorerSet:
             self._scores = self._scored(sequence_ids, on_host([self.sequences[i].values for i in sequence_ids]), rewards)
 
     def forward_critic(self, sequence_ids: list[int]) -> None:
-        if self.trainer is None or self.trainer.ppo.optimizer_steps > 1 or self._retained is not None:
+        trainer = self.trainer
+        if trainer is None or self._retained is not None:
+            return
+        if trainer.ppo.optimizer_steps > 1 or not trainer.training.retained_passes:
             return
         rows = [self.sequences[i] for i in sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(rows)):
-            self._retained = self.trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
+            self._retained = trainer.forward([row.tokens for row in rows], [row.prompt_length for row in rows])
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         assert self.trainer is not None, "there is no critic to train"

@@ -12,9 +12,8 @@ from oppo_core.scoring.scorers import ScorerSet
 
 
 def reads_critic_once(spec: RunSpec) -> bool:
-    """Whether the critic reads an answer once, when it is whole, for its values and its update."""
-    streams, overlaps = spec.overlap.intra_step != "off", spec.overlap.update_overlap
-    return spec.ppo.has_critic and (overlaps or (spec.ppo.optimizer_steps == 1 and not streams))
+    """Whether a critic with whole weights reads an answer once, when it is whole, for its values and its update."""
+    return spec.ppo.has_critic and spec.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
 
 
 class SinglePassScorers(ScorerSet):

@@ -184,8 +184,9 @@ def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
 
 def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
     has_model = any(source.model is not None for source in spec.models.reward.sources())
-    kind = SimulatedEarlyScorers if spec.overlap.update_overlap else SimulatedScorers
-    return kind(machine, spec.seed, has_model, spec.ppo, reads_critic_once(spec))
+    if spec.overlap.update_overlap:
+        return SimulatedEarlyScorers(machine, spec.seed, has_model, spec.ppo)
+    return SimulatedScorers(machine, spec.seed, has_model, spec.ppo, reads_critic_once(spec))
 
 
 def _update(spec: RunSpec, devices: Devices) -> PlainUpdate:

@@ -70,6 +70,12 @@ def counterfactuals(
     return with_speedups([_row(recording, fitted, begun, target, change, progress) for change in changed])
 
 
+def _recorded_share(recording: Recording, batch_size: int) -> int:
+    """Steps of a batch size that train as many answers as were recorded: the lengths of others are not known."""
+    count = len(recording.steps)
+    return min(count, count * recording.spec.ppo.batch_size // batch_size)
+
+
 def _row(
     recording: Recording, fitted: Fit, begun: Mapping[int, int], target: Target, change: Change, progress: Progress
 ) -> Row:  # fmt: skip
@@ -85,5 +91,6 @@ def _row(
     for number, _ in enumerate(run(engine, recording, follow), start=1):
         progress(change.label, number)
     assert isinstance(engine.journal, MemoryJournal)
-    metrics = engine.journal.steps[warm_up(recording.spec, len(recording.steps)) :]
+    warm, known = warm_up(recording.spec, len(recording.steps)), _recorded_share(recording, engine.spec.ppo.batch_size)
+    metrics = engine.journal.steps[warm : max(warm + 1, known)]
     return summary(change.label, metrics, devices, target)

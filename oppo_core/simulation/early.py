@@ -20,8 +20,8 @@ from oppo_core.simulation.scorers import SimulatedScorers
 class SimulatedEarlyScorers(SimulatedScorers):
     """Also an `EarlyTrainerProtocol`: the critic is read and trained in one pass over finished answers."""
 
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo, reads_once: bool = True) -> None:
-        super().__init__(machine, seed, has_reward_model, ppo, reads_once)
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
+        super().__init__(machine, seed, has_reward_model, ppo, reads_once=True)
         self._early: set[int] = set()
 
     def train_early(self, batch: EarlyBatch) -> None:

@@ -33,16 +33,20 @@ def recorded_lengths(seed: int, known: Mapping[int, int], most: int, begun: Mapp
     """Lengths of a recorded run; a sequence that is not in the recording gets a random recorded length.
 
     `begun`: tokens that an answer had when the recording ended. Its length is drawn from the longer ones, since the longest
-    answers are those that are unfinished at the end. None: an answer that is not in the recording does not end.
+    answers are those that are unfinished at the end; where none is longer, it has one more. None: an answer that is not in the
+    recording does not end.
     """
     values = sorted(known.values())
 
     def length(sequence_id: int) -> int:
         if sequence_id in known:
             return min(known[sequence_id], most)
-        first = len(values) if begun is None else bisect_right(values, begun.get(sequence_id, 0))
-        if first == len(values):
+        if begun is None:
             return most
+        had = begun.get(sequence_id, 0)
+        first = bisect_right(values, had)
+        if first == len(values):
+            return min(had + 1, most)
         return min(values[int(generator_for(seed, LENGTHS, sequence_id).integers(first, len(values)))], most)
 
     return length

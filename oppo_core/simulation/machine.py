@@ -138,7 +138,10 @@ class Machine:
         return self._with_gathering(computed, costs, loads, process, costs.gathered_bytes, costs.units)
 
     def retained(self, loads: Loads, process: Process | None = None) -> list[int]:
-        """Tokens of each rank's forward pass whose graph is retained for the update; none of sharded weights."""
+        """Tokens of each rank's forward pass whose graph is retained for the update; none of sharded weights.
+
+        The engine retains whole passes, which may be fewer tokens where a batch needs several.
+        """
         most = 0 if process is None and self.shards_weights else self.retained_tokens
         return [min(self.tokens(load), most) for load in loads]
 

@@ -113,7 +113,10 @@ def run(engine: Engine, recording: Recording, follow: bool) -> Iterator[float]:
 
 
 def unfinished(recording: Recording, devices: Devices) -> dict[int, int]:
-    """Tokens of every answer that was begun but not finished when the recording ended, by sequence_id."""
+    """Tokens of every answer that was begun but not finished when the recording ended, by sequence_id.
+
+    One that ended in the last step, but was left for the next, counts as unfinished: events do not say when an answer ended.
+    """
     engine = build_replay(recording, devices)
     for _ in run(engine, recording, follow=True):
         pass

@@ -20,7 +20,7 @@ from oppo_core.simulation.counterfactual import Change, changes, check, counterf
 from oppo_core.simulation.fit_costs import cost_at, fit, nonnegative_least_squares, with_cost
 from oppo_core.simulation.lengths import recorded_lengths
 from oppo_core.simulation.recording import RecordingError, read_recording
-from oppo_core.simulation.replay import unfinished
+from oppo_core.simulation.replay import build_replay, run, simulated_spans, unfinished
 from oppo_estimate.devices import Devices
 from oppo_estimate.schedules import Target
 
@@ -116,7 +116,7 @@ def test_answers_unfinished_at_the_end_of_a_recording_are_among_the_longer_ones(
         assert drawn(sequence_id) > length
         assert drawn(sequence_id) in known
         assert recorded_lengths(spec.seed, recording.lengths, 1000)(sequence_id) == 1000, "it does not end in the recording"
-        assert recorded_lengths(spec.seed, recording.lengths, 1000, {sequence_id: known[-1]})(sequence_id) == 1000
+        assert recorded_lengths(spec.seed, recording.lengths, 1000, {sequence_id: known[-1]})(sequence_id) == known[-1] + 1
     others = {drawn(sequence_id) for sequence_id in range(1000, 1200)}
     assert others == set(known), "a sequence that was not begun can have any length"
 
@@ -207,5 +207,11 @@ def test_a_real_run_takes_as_long_as_its_replay(name: str, tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--threads", "2"], cwd=tmp_path, env=environment, check=True, timeout=120)
     recording = read_recording(tmp_path / "events.jsonl")
-    checked = check(recording, fit(recording))
+    fitted = fit(recording)
+    engine = build_replay(recording, fitted.devices)
+    list(run(engine, recording, follow=True))
+    replayed, told = simulated_spans(engine), {key for step in recording.steps for key in step.spans}
+    for role in ("critic", "reference", "reward"):
+        assert {key for key in replayed if key[1] == role} == {key for key in told if key[1] == role}, role
+    checked = check(recording, fitted)
     assert abs(checked.error) < GENEROUS, f"{checked.replayed_s:.3f} s replayed, {checked.recorded_s:.3f} s recorded"

@@ -109,7 +109,7 @@ def measure(name: str, models: Path, folder: Path, steps: int) -> float:
     from oppo_estimate.schedules import warm_up
 
     setting = SETTINGS[name]
-    steps = round(setting.share * steps)
+    steps = int(setting.share * steps)
     spec = spec_of(setting, steps)
     events = [event for event in run_engine(spec, models, folder, setting.threads) if isinstance(event, StepEvent)]
     return fmean(event.metrics["timing_s/step"] for event in events[warm_up(spec, steps) :])

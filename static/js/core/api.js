@@ -19,7 +19,7 @@ function csrfToken() {
 }
 const TIMEOUT_MS = 60_000;
 let reads = new AbortController();
-/* A GET without a response in time, or after stopReads, fails with a TypeError, as if the server were unreachable: callers retry. */
+/* A GET without a response in time, or after stopReads, fails with a TypeError, as if the server were unreachable. */
 async function request(method, path, body, { signal, key } = {}) {
   if (method !== "GET") return send(method, path, body, { signal, key });
   const ends = [AbortSignal.timeout(TIMEOUT_MS), reads.signal];
@@ -31,13 +31,15 @@ async function request(method, path, body, { signal, key } = {}) {
   }
 }
 /* Aborts the page's pending GETs and refuses further ones, until the returned function is called. For a page whose object is
-   being deleted: a read that arrives afterwards would find nothing. */
+   being deleted: a read that arrives afterwards would find nothing. A page that comes back by the browser's Back reads again. */
 export function stopReads() {
   reads.abort();
-  return () => {
-    reads = new AbortController();
-  };
+  return allowReads;
 }
+function allowReads() {
+  reads = new AbortController();
+}
+addEventListener("pageshow", ({ persisted }) => persisted && allowReads());
 async function send(method, path, body, { signal, key }) {
   const headers = { Accept: "application/json" };
   if (method !== "GET") headers["X-CSRFToken"] = csrfToken();

@@ -16,6 +16,7 @@ export function offerDeletion() {
       location.href = `/runs/${run.id}`;
     } catch (e) {
       allowReads();
+      run.take(run.summary); // what was refused meanwhile is read now
       setText(dialog.querySelector(".error"), e.message);
       sure.disabled = false;
     }

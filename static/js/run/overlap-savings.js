@@ -28,6 +28,7 @@ export function showSavings() {
     requested = summary.step;
     show(requested).catch((e) => {
       if (!(e instanceof TypeError) && !(e instanceof ApiError)) throw e;
+      requested = 0;
     }); // the connection status shows it
   }
   if (overlap.intra_step !== "off" || overlap.inter_step !== "off") run.follow(follow);
