@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from oppo_platform.projects.services import create_project
+from tests.browser.conftest import wait_until
 from tests.browser.test_keyboard import FOCUSED, focus_is_kept, press, tab_to
 
 pytestmark = pytest.mark.browser
@@ -112,6 +113,7 @@ def test_a_pinned_charts_menu_stays_open_while_a_late_save_is_answered(charts):
     tab_to(page, "#pinned-new", key="Shift+Tab")
     press(page, "#pinned-charts summary", "Actions for actor/pg_clipfrac")
     tab_to(page, ".menu-body button", "Move left")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "the chart is not saved")
     with page.expect_response(re.compile(r"/projects/\d+/charts$")):
         held[0].continue_()
     expect(page.locator(".toast", has_text="actor/pg_clipfrac pinned")).to_be_visible()
