@@ -345,7 +345,7 @@ class Held:
         wait_until(lambda: self.page.wait_for_timeout(20) or len(self.routes) >= count, f"{count} requests do not come", 30)
 
     def answer(self, number: int, reply: Any = None) -> None:
-        """Let one be answered, now or with what the server said before, and wait until the page has seen to it."""
+        """Let one be answered, now or with what the server said before, and wait until the page has handled it."""
         route = self.routes[number]
         self.waiting.remove(route)
         with self.page.expect_event("requestfinished", lambda request: request == route.request):
@@ -364,7 +364,7 @@ class Held:
 
 @pytest.fixture
 def hold(visit: Callable[..., Visitor]) -> Iterator[Callable[[Any, Any], Held]]:
-    """Holds requests of a page; at the end nothing waits any more."""
+    """Holds requests of a page; at the end all of them are released."""
     held: list[Held] = []
 
     def one(page: Any, wanted: Any) -> Held:

@@ -210,8 +210,8 @@ def test_a_real_run_takes_as_long_as_its_replay(name: str, tmp_path: Path) -> No
     fitted = fit(recording)
     engine = build_replay(recording, fitted.devices)
     list(run(engine, recording, follow=True))
-    replayed, told = simulated_spans(engine), {key for step in recording.steps for key in step.spans}
+    replayed, spans = simulated_spans(engine), {key for step in recording.steps for key in step.spans}
     for role in ("critic", "reference", "reward"):
-        assert {key for key in replayed if key[1] == role} == {key for key in told if key[1] == role}, role
+        assert {key for key in replayed if key[1] == role} == {key for key in spans if key[1] == role}, role
     checked = check(recording, fitted)
     assert abs(checked.error) < GENEROUS, f"{checked.replayed_s:.3f} s replayed, {checked.recorded_s:.3f} s recorded"

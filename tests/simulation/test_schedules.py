@@ -47,7 +47,7 @@ def test_sequential_is_the_sum_of_its_stages(virtual: Virtual) -> None:
 
 def test_per_sequence_reads_an_answer_while_the_others_go_on(virtual: Virtual) -> None:
     engine = virtual({"intra_step": "per_sequence"}, [3, 5])
-    # Told at the end of its chunk, 4,700: three readings of 4 tokens. The other answer is told at 5,800 and read by 6,700;
+    # Sent at the end of its chunk, 4,700: three readings of 4 tokens. The other answer is sent at 5,800 and read by 6,700;
     # then the critic's update.
     assert windows(engine) == pytest.approx([6700 + 1500])
     assert [s for s in spans(engine) if s[1] == "reward-prefill"] == [

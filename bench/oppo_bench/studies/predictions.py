@@ -46,7 +46,7 @@ SETTINGS = {
     "both": Setting({}),
     "sequential": Setting({"overlap": OFF}),
     "both, Δ = 4": Setting({"overlap.overcommit": {"controller": "fixed", "initial": 4, "min": 0, "max": 4}}),
-    # The prompts of the recorded run and no more: nobody knows how long the answers to others are.
+    # Only the prompts of the recorded run: the recording has no answer lengths of others.
     "both, B = 24": Setting({"ppo.batch_size": 24}, share=16 / 24),
     "both, one core": Setting({"resources.cpu_threads": 1}, threads=1),
 }

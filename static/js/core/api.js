@@ -31,7 +31,7 @@ async function request(method, path, body, { signal, key } = {}) {
   }
 }
 /* Aborts the page's pending GETs and refuses further ones, until the returned function is called. For a page whose object is
-   being deleted: a read that arrives afterwards would find nothing. A page that comes back by the browser's Back reads again. */
+   being deleted: a read that arrives afterwards is answered with 404. A page restored by the browser's Back reads again. */
 export function stopReads() {
   reads.abort();
   return allowReads;
