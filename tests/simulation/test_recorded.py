@@ -191,13 +191,15 @@ def test_one_of_several_ranks_is_refused(recorded: Callable[[str], Path], small:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "sequential" else pytest.param(name, marks=pytest.mark.full) for name in OVERLAPS]
+    ("name", "passes"), [("sequential", 1), ("both", 1), pytest.param("sequential", 0, marks=pytest.mark.full), ("both", 0)]
 )
-def test_a_real_run_takes_as_long_as_its_replay(name: str, tmp_path: Path) -> None:
+def test_a_real_run_has_the_spans_of_its_replay_and_takes_as_long(name: str, passes: int, tmp_path: Path) -> None:
+    """`passes`: training.retained_passes. A span that only one of them has would be fitted to the work of another."""
     tiny = {"tiny": {"hidden": 32, "layers": 2, "heads": 2, "context": 160, "vocab": 64}}
     spec = {
         "name": "real", "steps": 8, "models": {"actor": tiny, "reward": {"model": tiny}}, "data": {"prompts": "prompts.jsonl"},
         "ppo": {"batch_size": 6}, "rollout": {"max_new_tokens": 96, "max_prompt_tokens": 16}, "logging": {"samples_per_step": 0},
+        "training": {"retained_passes": passes},
         "overlap": {"intra_step": "off", "inter_step": "off", "overcommit": {"initial": 3, "max": 4}, **OVERLAPS[name]},
     }  # fmt: skip
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(8)))
