@@ -74,7 +74,7 @@ def assert_aborted(page, route):
     assert route.request.failure == "net::ERR_ABORTED"
 
 
-def test_charts_that_load_while_the_run_is_deleted_read_nothing_of_it(visit, hold, platform):
+def test_charts_that_load_while_the_run_is_deleted_read_nothing_until_the_page_is_restored(visit, hold, platform):
     run_id = cancelled(platform, "letters late")
     page = visit().page
     plotly = hold(page, "**/vendor/plotly*")
@@ -88,5 +88,7 @@ def test_charts_that_load_while_the_run_is_deleted_read_nothing_of_it(visit, hol
     plotly.open()
     expect(page.locator("#plot-reward .main-svg").first).to_be_attached()
     assert reads.routes == []
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    reads.come()  # the browser's Back restored the page
     removal.open()
     page.wait_for_selector("h2 >> text=In trash")
