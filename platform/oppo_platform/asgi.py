@@ -1,16 +1,22 @@
 """The web process: `uvicorn oppo_platform.asgi:application`."""
 
+import asyncio
 import gc
 import os
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
 
 import django
 from asgiref.sync import sync_to_async
-from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpRequest, HttpResponseBase
-from django.urls import get_resolver
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.core.signals import request_started
+from django.db import close_old_connections
+from django.http import HttpResponseBase
+from django.urls import get_resolver, set_script_prefix
 
-from oppo_platform.web.body_limit import bounded
+from oppo_platform.web.body_limit import Message, Receive, Send, bounded
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
 
@@ -18,20 +24,66 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
 
-class OneThread(ASGIHandler):
-    """Runs all middleware and the view of a request in one thread.
+# More than database connections (OPPO_DB_POOL): requests that wait for one must not delay those that need none.
+THREADS = 100
 
-    Django's own handler awaits most middleware methods one by one, each with a change to the thread and back. Responses are still
-    streamed by the event loop.
+
+class OneThread(ASGIHandler):
+    """Serves a request in one change to a thread of a pool: signals, middleware, view, and the end of its response.
+
+    Django's own handler starts a thread for each request and changes to it and back at least three times: a third of a short
+    call's processor time. The content of a streamed response is read in a thread of its own, as in Django.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
+        self._in_thread = sync_to_async(self._respond, thread_sensitive=False, executor=pool)
 
     def load_middleware(self, is_async: bool = False) -> None:
         """The synchronous chain, also for asynchronous views, none of which waits before it returns its response."""
         super().load_middleware(is_async=False)
 
-    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
-        """The response of that chain."""
-        return await sync_to_async(self.get_response, thread_sensitive=True)(request)
+    async def handle(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request of HTTP, its body read before its thread starts."""
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        with body:
+            response = await self._in_thread(scope, body)
+            if response.streaming:
+                await self._stream(response, receive, send)
+            else:
+                await self.send_response(response, send)
+
+    def _respond(self, scope: Message, body: IO[bytes]) -> HttpResponseBase:
+        set_script_prefix(get_script_prefix(scope))
+        request_started.send(sender=type(self), scope=scope)
+        request, response = self.create_request(scope, body)
+        if request is not None:
+            response = self.get_response(request)
+            response._handler_class = type(self)
+        if response.streaming:
+            close_old_connections()  # its content is read in another thread, where it ends
+        else:
+            response.close()
+        return response
+
+    async def _stream(self, response: HttpResponseBase, receive: Receive, send: Send) -> None:
+        """Sends the response until it ends or the client leaves."""
+        sending = asyncio.create_task(self.send_response(response, send))
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            ended = await asyncio.gather(sending, leaving, return_exceptions=True)
+            await sync_to_async(response.close)()
+        for error in ended:
+            if isinstance(error, Exception) and not isinstance(error, RequestAborted):
+                raise error
 
 
 django.setup(set_prefix=False)
