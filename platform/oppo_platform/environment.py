@@ -88,7 +88,7 @@ def database(url: str) -> dict[str, Any]:
         raise ImproperlyConfigured(f"DATABASE_URL cannot be parsed: {error}") from None
     named = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     options = {key: value for key, value in given.items() if key not in named}
-    # Requests under ASGI run on short-lived threads, so connections must outlive them.
+    # Shared by the threads that serve requests, of which there are more; streamed content is read in short-lived ones.
     options["pool"] = {"min_size": 1, "max_size": int(number("OPPO_DB_POOL", 12)), "timeout": 10}
     entry: dict[str, Any] = {django: str(given.get(libpq, "")) for libpq, django in named.items()}
     return {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 0, "OPTIONS": options, **entry}
