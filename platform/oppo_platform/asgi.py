@@ -13,7 +13,7 @@ from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.signals import request_started
 from django.db import close_old_connections
-from django.http import HttpResponseBase
+from django.http import FileResponse, HttpResponseBase
 from django.urls import get_resolver, set_script_prefix
 
 from oppo_platform.web.body_limit import Message, Receive, Send, bounded
@@ -24,8 +24,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
 
-# More than database connections (OPPO_DB_POOL): requests that wait for one must not delay those that need none.
-THREADS = 100
+# While the database cannot be reached each request that needs it holds a thread for 10 s; others must not wait for them.
+THREADS = 400
 
 
 class OneThread(ASGIHandler):
@@ -58,29 +58,33 @@ class OneThread(ASGIHandler):
                 await self.send_response(response, send)
 
     def _respond(self, scope: Message, body: IO[bytes]) -> HttpResponseBase:
-        set_script_prefix(get_script_prefix(scope))
-        request_started.send(sender=type(self), scope=scope)
-        request, response = self.create_request(scope, body)
-        if request is not None:
-            response = self.get_response(request)
-            response._handler_class = type(self)
-        if response.streaming:
-            close_old_connections()  # its content is read in another thread, where it ends
-        else:
-            response.close()
-        return response
+        try:
+            set_script_prefix(get_script_prefix(scope))
+            request_started.send(sender=type(self), scope=scope)
+            request, response = self.create_request(scope, body)
+            if request is not None:
+                response = self.get_response(request)
+                response._handler_class = type(self)
+            if isinstance(response, FileResponse):
+                response.block_size = self.chunk_size
+            if not response.streaming:
+                response.close()
+            return response
+        finally:
+            close_old_connections()  # streamed content is read in another thread, and an error does not close the response
 
     async def _stream(self, response: HttpResponseBase, receive: Receive, send: Send) -> None:
         """Sends the response until it ends or the client leaves."""
-        sending = asyncio.create_task(self.send_response(response, send))
-        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
+        tasks = [asyncio.create_task(each) for each in (self.send_response(response, send), self.listen_for_disconnect(receive))]
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-            ended = await asyncio.gather(sending, leaving, return_exceptions=True)
-            await sync_to_async(response.close)()
+            try:
+                for task in tasks:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await sync_to_async(response.close)()
         for error in ended:
             if isinstance(error, Exception) and not isinstance(error, RequestAborted):
                 raise error

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.signals import request_finished, request_started
 from django.db import connection
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 
 from oppo_platform.accounts.models import User
 from oppo_platform.asgi import OneThread
@@ -23,7 +22,7 @@ class Client:
     """One request of an ASGI server, and what it received."""
 
     def __init__(self, view):
-        self.handler, self.messages, self.leaves = OneThread(), [], asyncio.Event()
+        self.handler, self.messages, self.leaves, self.threads = OneThread(), [], asyncio.Event(), set()
         self.handler.get_response = view
         self.first_part = asyncio.Event()
 
@@ -49,17 +48,20 @@ class Client:
 
 @pytest.fixture
 def signals():
-    """Threads of a request's first and last signal."""
+    """A request's first and last signal, with their threads."""
     seen = []
 
-    def record(**_):
-        seen.append(threading.current_thread().name)
+    def started(**_):
+        seen.append(("started", threading.current_thread().name))
 
-    for signal in (request_started, request_finished):
-        signal.connect(record)
+    def finished(**_):
+        seen.append(("finished", threading.current_thread().name))
+
+    request_started.connect(started)
+    request_finished.connect(finished)
     yield seen
-    for signal in (request_started, request_finished):
-        signal.disconnect(record)
+    request_started.disconnect(started)
+    request_finished.disconnect(finished)
 
 
 def connections_in_use() -> int:
@@ -67,18 +69,39 @@ def connections_in_use() -> int:
     return stats["pool_size"] - stats["pool_available"]
 
 
-async def test_a_request_is_served_by_one_thread_that_serves_the_next_one_too(signals):
+async def test_a_request_is_served_by_one_thread_and_few_serve_many(signals):
     def view(_):
-        signals.append(threading.current_thread().name)
+        signals.append(("view", threading.current_thread().name))
         return HttpResponse(User.objects.count())
 
     client, before = Client(view), connections_in_use()
-    for _ in range(3):
+    for _ in range(20):
+        signals.clear()
         client.messages.clear()
         assert await client.request() == b"0"
-    assert len(signals) == 9
-    assert len(set(signals)) == 1
+        assert [name for name, _ in signals] == ["started", "view", "finished"]
+        client.threads.add(*{thread for _, thread in signals})
+    assert len(client.threads) < 5
     assert connections_in_use() == before
+
+
+async def test_an_error_outside_the_middleware_gives_the_connection_back(signals):
+    def view(_):
+        User.objects.exists()
+        raise LookupError
+
+    before = connections_in_use()
+    with pytest.raises(LookupError):
+        await Client(view).request()
+    assert connections_in_use() == before
+
+
+async def test_files_are_sent_in_large_pieces(signals, tmp_path):
+    file = tmp_path / "large"
+    file.write_bytes(b"x" * 1_000_000)
+    client = Client(lambda _: FileResponse(file.open("rb")))
+    assert len(await client.request()) == 1_000_000
+    assert len(client.messages) < 20
 
 
 async def test_content_that_reads_the_database_gives_its_connection_back(signals):
@@ -122,21 +145,29 @@ async def test_an_error_in_the_content_reaches_the_server(signals):
         yield "x"
         raise LookupError("broken")
 
+    client = Client(lambda _: StreamingHttpResponse(broken()))
     with pytest.raises(LookupError):
-        await Client(lambda _: StreamingHttpResponse(broken())).request()
+        await client.request()
+    assert client.messages[-1]["more_body"]  # the client sees that it is not whole
     assert len(signals) == 2
 
 
 async def test_a_stopping_server_ends_its_streams(signals):
+    ended = []
+
     async def endless():
-        while True:
-            yield "x"
-            await asyncio.sleep(0)
+        try:
+            while True:
+                yield "x"
+                await asyncio.sleep(0)
+        finally:
+            ended.append(True)
 
     client = Client(lambda _: StreamingHttpResponse(endless()))
     request = asyncio.create_task(client.request())
     await asyncio.wait_for(client.first_part.wait(), DEADLINE_S)
     request.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError):
         await request
+    assert ended == [True]
     assert len(signals) == 2
