@@ -119,7 +119,8 @@ async def test_content_that_reads_the_database_gives_its_connection_back(signals
     assert connections_in_use() == before
 
 
-async def test_a_stream_ends_when_its_client_leaves(signals):
+async def begin_endless_stream():
+    """A client that has received a part of a stream, its request, and a list that is not empty once the content has ended."""
     ended = []
 
     async def endless():
@@ -133,6 +134,11 @@ async def test_a_stream_ends_when_its_client_leaves(signals):
     client = Client(lambda _: StreamingHttpResponse(endless()))
     request = asyncio.create_task(client.request())
     await asyncio.wait_for(client.first_part.wait(), DEADLINE_S)
+    return client, request, ended
+
+
+async def test_a_stream_ends_when_its_client_leaves(signals):
+    client, request, ended = await begin_endless_stream()
     assert len(signals) == 1
     client.leaves.set()
     await request
@@ -153,19 +159,7 @@ async def test_an_error_in_the_content_reaches_the_server(signals):
 
 
 async def test_a_stopping_server_ends_its_streams(signals):
-    ended = []
-
-    async def endless():
-        try:
-            while True:
-                yield "x"
-                await asyncio.sleep(0)
-        finally:
-            ended.append(True)
-
-    client = Client(lambda _: StreamingHttpResponse(endless()))
-    request = asyncio.create_task(client.request())
-    await asyncio.wait_for(client.first_part.wait(), DEADLINE_S)
+    _, request, ended = await begin_endless_stream()
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
