@@ -29,10 +29,10 @@ THREADS = 400
 
 
 class OneThread(ASGIHandler):
-    """Serves a request in one change to a thread of a pool: signals, middleware, view, and the end of its response.
+    """Serves each request in one thread of a pool: signals, middleware, view, and the end of its response.
 
-    Django's own handler starts a thread for each request and changes to it and back at least three times: a third of a short
-    call's processor time. The content of a streamed response is read in a thread of its own, as in Django.
+    Django's own handler starts a thread for each request and switches to it at least three times: a third of a short call's
+    processor time. The content of a streamed response is read in a thread of its own, as in Django.
     """
 
     def __init__(self) -> None:
