@@ -36,9 +36,10 @@ from worker.engine_process import DEFAULT_ENGINE, engine_program
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
 MAX_COUNTED_BYTES = 1 << 30  # of an Arrow file, whose rows are counted by reading it
-SCAN_EVERY_S = 10.0
+SCAN_EVERY_S = 1.0  # less than a heartbeat: with each of them, unless scans take long
 SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
+SCAN_TIMEOUT_S = 0.05  # so that the same heartbeat has what a quick scan found
 SLOW_SCAN_S = 60.0  # logs a warning
 RULES, REWARD_HOSTS = "oppo.rules", "OPPO_REWARD_HOSTS"  # group of entry points, and setting, of the engine (`oppo_core.rewards`)
 Task = Literal["causal_lm", "sequence_classification", ""]
@@ -207,8 +208,7 @@ class CatalogueScanner:
             log.warning("catalogue_not_scanned", detail=str(error))
             return
         self._thread, self._warn_at = thread, now + SLOW_SCAN_S
-        if first:
-            thread.join(FIRST_SCAN_TIMEOUT_S)
+        thread.join(FIRST_SCAN_TIMEOUT_S if first else SCAN_TIMEOUT_S)
 
     def _run(self) -> None:
         changed = self._catalogue.refresh()

@@ -1,27 +1,41 @@
-"""One-time set-up of `oppo up`, run as a separate process. Prints one line of JSON (`stack.SetupResult`)."""
+"""One-time set-up of `oppo up`, a process of its own that starts together with the servers.
+
+It builds the static files and prints an empty line, waits for the end of its input, which means that the servers accept
+connections, sets the database up, and prints a line of JSON (`stack.SetupResult`).
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import sys
+
+import psycopg
 
 from oppo_cli.platform_commands import set_up_django
+from oppo_contract.lifeline import watch_lifeline
 
+CONNECT_TIMEOUT_S = 10
 API_TOKEN_DAYS = 7.0
 API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
 
 
 def set_up() -> None:
-    """Migrate, build static files, create the first user if necessary, and tokens for the worker and the terminal."""
+    """Migrate, create the first user if necessary, and tokens for the worker and the terminal."""
     from django.core.management import call_command
 
-    call_command("migrate", interactive=False, verbosity=0)
-    call_command("buildstatic")
     from oppo_platform.accounts.api_tokens import create_api_token, revoke_named
     from oppo_platform.accounts.services import create_login_link
     from oppo_platform.cluster.services import create_join_token
     from oppo_platform.projects.models import Project
     from oppo_platform.projects.services import ensure_first_user
 
+    call_command("buildstatic")
+    print(flush=True)
+    sys.stdin.read()
+    psycopg.connect(os.environ["DATABASE_URL"], connect_timeout=CONNECT_TIMEOUT_S).close()  # Django's pool would hide the reason
+    call_command("migrate", interactive=False, verbosity=0)
     first = ensure_first_user()
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
     assert project is not None
@@ -38,5 +52,7 @@ def set_up() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # the migrations' objects are many and live long; traversing them again and again takes a fifth of the time
+    watch_lifeline()
     set_up_django()
     set_up()

@@ -35,7 +35,7 @@ class Interrupted(Exception):
 @click.command()
 @click.option(
     "--model", type=click.Choice(list(DEMO)), default="letters", show_default=True,
-    help="letters: our own small model, 3 minutes; smollm2: a published language model, 93 MB of download, 10 minutes.",
+    help="letters: our own small model, two minutes; smollm2: a published language model, 93 MB of download, ten minutes.",
 )  # fmt: skip
 @click.option("--exit", "leave", is_flag=True, help="Exit when both runs have ended: status 0 only if both succeeded.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures to this file.")
@@ -135,7 +135,7 @@ class _Demo:
         self.saved_pair.write_text(json.dumps({"runs": pair}))
         return pair
 
-    def _submit(self, yaml: str, changes: dict[str, str]) -> int:
+    def _submit(self, yaml: str, changes: dict[str, str | int]) -> int:
         """Submit a run; retries until the worker has reported the new models."""
         from oppo_client import Refused
 
@@ -170,7 +170,7 @@ class _Demo:
         from oppo_cli.demo_screen import print_table
         from oppo_contract.yaml_text import load_yaml
 
-        spec = load_yaml(example_text(DEMO[self.model][1][0]))
+        spec = load_yaml(runs[1].spec_yaml())
         warmup = spec.overlap.max_age + 1 if spec.overlap.inter_step == "defer" else 1
         comparison = self.client.compare(runs).data
         sequential, oppo = (run_figures(comparison, run.id, _axis(run, "wall"), _axis(run, "tokens"), warmup) for run in runs)

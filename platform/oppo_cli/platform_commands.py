@@ -224,13 +224,18 @@ def migrate() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
 def web(host: str, port: int) -> None:
-    """Serve pages, API and live updates, in one process."""
+    """Serve pages, API and live updates, in one process. Waits until `oppo migrate` has applied every migration."""
     _start_service()
     limit_malloc_arenas()
+    set_up_django()
     import uvicorn
 
+    from oppo_platform.asgi import application
+    from oppo_platform.web.health import wait_for_migrations
+
+    wait_for_migrations()
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "proxy_headers": False}
-    uvicorn.run("oppo_platform.asgi:application", host=host, port=port, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, **options)
+    uvicorn.run(application, host=host, port=port, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, **options)
 
 
 @click.command()

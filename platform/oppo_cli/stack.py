@@ -1,6 +1,6 @@
 """The platform on one machine, as child processes.
 
-    PostgreSQL and Valkey → one-time set-up (migrations, static files, first user) → web, scheduler, housekeeper → worker
+    PostgreSQL and Valkey, static files → web, migrations, first user → worker, scheduler, housekeeper
 
 All children hold a lifeline of this process and end with it. Ports are saved, so a restarted child keeps its port.
 `DATABASE_URL` and `REDIS_URL` replace the built-in servers.
@@ -15,13 +15,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from oppo_cli.home import Failure, Home, RunningPlatform, without_secrets
-from oppo_cli.processes import Child, SignalWaiter, StopRequested, oppo_command, start_logged
+from oppo_cli.processes import Child, SignalWaiter, StopRequested, last_lines, oppo_command, start_logged
 from oppo_contract.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Stack:
         self.postgres: PostgresServer | None = None
         self.environ = self._base_environ(port)
         self.base_url = self.environ["OPPO_BASE_URL"]
+        self.start_log = self.home.logs / "start.log"  # errors of the processes that only the start has
 
     def __enter__(self) -> Self:
         return self
@@ -74,13 +77,22 @@ class Stack:
             StopRequested: a signal meanwhile. What was begun is repeated at the next start.
         """
         self.signals.raise_on_stop()
-        self._start_servers()
-        setup = self._set_up()
+        self.start_log.unlink(missing_ok=True)
+        servers = self._own_servers()
+        with self._loading([sys.executable, "-m", "oppo_cli.bootstrap"], self.environ) as set_up:
+            self._start_servers(servers)
+            assert set_up.stdin is not None
+            set_up.stdin.close()
+            self._line_of(set_up)  # the static files are built
+            web = self._add("web", oppo_command("web", "--host", self.host, "--port", self.environ["OPPO_PORT"]), self.environ)
+            with self._loading(self._join_command(), without_secrets(self.environ)) as join:
+                setup = SetupResult(**json.loads(self._line_of(set_up)))
+                self._wait_for_web(web)
+                join.communicate(setup.join_token)
+                if join.returncode != 0:
+                    raise Failure(f"The local worker could not join.\n{last_lines(self.start_log)}")
         self._add("scheduler", oppo_command("scheduler"), self.environ)
-        web = self._add("web", oppo_command("web", "--host", self.host, "--port", self.environ["OPPO_PORT"]), self.environ)
-        self._wait_for_web(web)
         self._add("housekeeper", oppo_command("housekeeper"), self.environ)
-        self._join_worker(setup.join_token)
         command = oppo_command("worker", "run")
         self._add("worker", command, without_secrets(self.environ), stop_timeout_s=WORKER_STOP_TIMEOUT_S)
         self.home.save_running(
@@ -124,8 +136,24 @@ class Stack:
         }
         return {**self.lifeline.environ(), **settings}
 
-    def _start_servers(self) -> None:
+    def _own_servers(self) -> list[EmbeddedServer]:
+        """The built-in servers that no variable replaces; their URLs are in `environ` from here on."""
         from oppo_platform.embedded import PostgresServer, ServerError, ValkeyServer
+
+        servers: list[EmbeddedServer] = []
+        try:
+            for variable, create in (("DATABASE_URL", PostgresServer), ("REDIS_URL", ValkeyServer)):
+                if not os.environ.get(variable):
+                    server = create(self.home.path)
+                    server.claim()
+                    servers.append(server)
+                    self.environ[variable] = server.url
+        except ServerError as error:
+            raise Failure(str(error)) from error
+        return servers
+
+    def _start_servers(self, servers: list[EmbeddedServer]) -> None:
+        from oppo_platform.embedded import PostgresServer, ServerError
 
         def launch(server: EmbeddedServer) -> subprocess.Popen[bytes]:
             try:
@@ -133,41 +161,43 @@ class Stack:
             except ServerError as error:
                 raise Failure(str(error)) from error
 
-        server_classes = {"DATABASE_URL": PostgresServer, "REDIS_URL": ValkeyServer}
+        for server in servers:
+            self.postgres = server if isinstance(server, PostgresServer) else self.postgres
+            child = Child(server.name, partial(launch, server), server.log, stop_timeout_s=30.0)
+            self.children.append(child)
+            child.launch()
         try:
-            servers = {
-                variable: create(self.home.path) for variable, create in server_classes.items() if not os.environ.get(variable)
-            }
-            for server in servers.values():
-                self.postgres = server if isinstance(server, PostgresServer) else self.postgres
-                child = Child(server.name, partial(launch, server), server.log, stop_timeout_s=30.0)
-                self.children.append(child)
-                child.launch()
-            for variable, server in servers.items():
+            for server in servers:
                 server.wait_until_ready()
-                self.environ[variable] = server.url
         except ServerError as error:
             raise Failure(str(error)) from error
 
-    def _set_up(self) -> SetupResult:
-        """Run `oppo_cli.bootstrap` in another process, so that this one never imports Django."""
-        completed = subprocess.run(
-            [sys.executable, "-m", "oppo_cli.bootstrap"], env=self.environ, pass_fds=(self.lifeline.fd,),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if completed.returncode != 0:
-            raise Failure(f"The database could not be set up.\n{completed.stderr[-3000:]}")
-        return SetupResult(**json.loads(completed.stdout.splitlines()[-1]))
+    @contextmanager
+    def _loading(self, command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+        """A process that loads its modules, then waits for the end of its input; killed if the start fails.
 
-    def _join_worker(self, token: str) -> None:
-        options = ["--name", "local", "--models-root", str(self.home.models)]
-        command = oppo_command("worker", "join", self.local_url(), "-", *options)
-        joined = subprocess.run(
-            command, env=without_secrets(self.environ), pass_fds=(self.lifeline.fd,), input=token, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        if joined.returncode != 0:
-            raise Failure(f"The local worker could not join.\n{joined.stderr[-2000:]}")
+        So that modules are loaded while others work, and this process never imports Django.
+        """
+        with self.start_log.open("ab") as log, subprocess.Popen(
+            command, env=environ, pass_fds=(self.lifeline.fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            text=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
+
+    def _line_of(self, set_up: subprocess.Popen[str]) -> str:
+        """The next line that the set-up prints. Raises Failure if it ends instead."""
+        assert set_up.stdout is not None
+        if line := set_up.stdout.readline():
+            return line
+        set_up.wait()
+        raise Failure(f"The database could not be set up.\n{last_lines(self.start_log)}")
+
+    def _join_command(self) -> list[str]:
+        return oppo_command("worker", "join", self.local_url(), "-", "--name", "local", "--models-root", str(self.home.models))
 
     def local_url(self) -> str:
         """URL of the platform on this machine; `OPPO_BASE_URL` may be a proxy's."""

@@ -35,8 +35,7 @@ def join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...])
 
     The node's identity is saved in OPPO_HOME/worker. Joining again renews it.
     """
-    secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
-    click.echo(f"Joined {url} as {_join(url, secret, name, models_roots)}. Start it with: oppo worker run")
+    click.echo(f"Joined {url} as {_join(url, token, name, models_roots)}. Start it with: oppo worker run")
 
 
 @worker.command()
@@ -67,8 +66,10 @@ def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]
     from worker.join import join_platform
     from worker.platform_api import RefusedError, UnacceptableError, Unreachable
 
+    # After the imports: `oppo up` starts this command early, and gives it the token once the platform responds.
+    secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
     try:
-        return join_platform(WorkerFolder.from_environment(), url, token, list(models_roots), name).name
+        return join_platform(WorkerFolder.from_environment(), url, secret, list(models_roots), name).name
     except Unreachable as error:
         raise Failure(f"The platform at {url} does not respond: {error}") from error
     except RefusedError as error:

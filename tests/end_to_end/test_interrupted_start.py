@@ -86,3 +86,14 @@ def test_port_in_use_is_reported_before_anything_starts(home: Path, tools: Any) 
         text, _ = process.communicate()
     assert text == f"Error: Port {port} is used by another program. Start without --port to use a free one.\n"
     assert not list((home / "logs").iterdir())
+
+
+def test_a_database_that_cannot_be_used_is_reported_with_its_reason(home: Path, tools: Any) -> None:
+    free = saved_port(home, "nobody listens here")
+    url = f"postgresql://oppo:secret@127.0.0.1:{free}/oppo"
+    command = [sys.executable, "-m", "oppo_cli", "up"]
+    ended = subprocess.run(command, env=tools.environment(home, DATABASE_URL=url), capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: The database could not be set up.\n")
+    assert "Connection refused" in ended.stderr
+    assert "secret" not in ended.stderr

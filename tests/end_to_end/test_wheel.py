@@ -51,8 +51,9 @@ class Installation:
         """Output of one of its programs, run far from the checkout."""
         program = self.python.with_name(command[0])
         done = subprocess.run(
-            [program, *command[1:]], cwd=self.home, env=self.environ, capture_output=True, text=True, check=False
-        )
+            [program, *command[1:]], cwd=self.home, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

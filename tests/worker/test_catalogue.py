@@ -74,7 +74,7 @@ def test_refresh_reports_changes_only(root: Path) -> None:
         prompts.write("\n{}\n")
     assert catalogue.refresh(2e6)
     assert {entry.rows for entry in catalogue.entries if entry.kind == "prompts"} == {3}
-    assert not catalogue.refresh(2e6 + 1)  # not due
+    assert not catalogue.refresh(2e6 + 0.5)  # not due
 
 
 def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> None:
@@ -238,6 +238,17 @@ def test_hanging_root_does_not_block(root: Path, tools: Any, monkeypatch: pytest
     goes_on.set()
     entries = tools.eventually(watch.unsent)
     assert "qwen" in {entry.id for entry in entries}
+
+
+def test_a_quick_scan_is_sent_with_the_heartbeat_that_began_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "SCAN_EVERY_S", 0.0)
+    monkeypatch.setattr(catalogue, "SCAN_SHARE", 1e9)
+    for timeout in ("FIRST_SCAN_TIMEOUT_S", "SCAN_TIMEOUT_S"):
+        monkeypatch.setattr(catalogue, timeout, 60.0)
+    scanner = CatalogueScanner([root])
+    scanner.acknowledge(scanner.unsent() or [])
+    (root / "new.jsonl").write_text("{}\n")
+    assert "new.jsonl" in {entry.id for entry in scanner.unsent() or []}
 
 
 def test_entries_are_resent_until_acknowledged(root: Path) -> None:

@@ -19,7 +19,6 @@ import redis
 from django.conf import settings
 from django.core.mail import get_connection
 from django.db import DatabaseError, OperationalError, connection
-from django.db.migrations.executor import MigrationExecutor
 
 from oppo_contract.byte_sizes import size
 from oppo_contract.wire import SUPPORTED_VERSIONS
@@ -34,6 +33,7 @@ from oppo_platform.scheduling.models import SchedulerBeat
 from oppo_platform.storage.database_disk import free_bytes
 from oppo_platform.telemetry.models import HousekeeperBeat
 from oppo_platform.tokens import parse_token
+from oppo_platform.web.health import missing_migrations
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 TIMEOUT_S = 5.0
@@ -89,11 +89,8 @@ def check_database() -> Iterator[Finding]:
         return
     yield Finding("database", "ok", f"PostgreSQL {version}")
     yield _skew("clock of the database", float(at) - (before + time.time()) / 2)
-    executor = MigrationExecutor(connection)
-    missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    names = ", ".join(f"{migration.app_label}.{migration.name}" for migration, _ in missing[:3])
-    if missing:
-        yield Finding("migrations", "failed", f"{len(missing)} are missing: {names}", "Run `oppo migrate`.")
+    if missing := missing_migrations():
+        yield Finding("migrations", "failed", f"{len(missing)} are missing: {', '.join(missing[:3])}", "Run `oppo migrate`.")
     else:
         yield Finding("migrations", "ok", "all are applied")
         free = free_bytes()

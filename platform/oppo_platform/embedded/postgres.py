@@ -32,13 +32,17 @@ class PostgresServer(EmbeddedServer):
         """`postgresql://…` of the database `oppo`."""
         return self._url(DATABASE)
 
+    def claim(self) -> None:
+        """Take the lock and stop a server that a crash left, which has the port. Raises ServerError if it does not stop."""
+        super().claim()
+        self._stop_leftover()
+
     def prepare(self) -> list[str]:
-        """Create the cluster at the first start, clean up after a crash; returns the command line."""
+        """Create the cluster at the first start; returns the command line."""
         programs = self._programs()
         if not self.data.exists():
             self._create_cluster(programs)
         self._check_major_version()
-        self._stop_leftover()
         settings = {
             "port": str(self.port),
             "listen_addresses": LOOPBACK,

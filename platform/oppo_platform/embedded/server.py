@@ -66,6 +66,22 @@ class EmbeddedServer(ABC):
     def url(self) -> str:
         """The URL for clients, with password."""
 
+    def claim(self) -> None:
+        """Take the folder's lock, so that `port` and `url` stay as they are from here on. `start` does it too.
+
+        Raises:
+            ServerError: another process uses the same folder.
+        """
+        if self._lock is not None:
+            return
+        lock = (self.dirs.home / f"{self.name}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ServerError(f"{self.name} of {self.dirs.home} is already run by another process.") from None
+        self._lock = lock
+
     @abstractmethod
     def prepare(self) -> list[str]:
         """Prepare files before the start; returns the command line."""
@@ -80,7 +96,7 @@ class EmbeddedServer(ABC):
         Raises:
             ServerError: another process uses the same folder, or the first setup failed.
         """
-        self._take_lock()
+        self.claim()
         argv = self.prepare()
         with self.log.open("ab") as log:
             self.process = start_guarded(
@@ -133,14 +149,3 @@ class EmbeddedServer(ABC):
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
-
-    def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
-        lock = (self.dirs.home / f"{self.name}.lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ServerError(f"{self.name} of {self.dirs.home} is already run by another process.") from None
-        self._lock = lock

@@ -1,19 +1,50 @@
-"""Readiness endpoint for load balancers and `oppo up`, and the response to requests while the database cannot be reached."""
+"""Readiness: migrations before the start, an endpoint for load balancers, the response while the database is away."""
 
 from __future__ import annotations
 
 import sys
+import time
 
+import structlog
 from django.contrib.auth.decorators import login_not_required
 from django.db import Error, InterfaceError, OperationalError, connection
+from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.defaults import server_error
 
 RETRY_AFTER_S = 5
+MIGRATIONS_POLL_S = 0.2
 # SQLSTATE of errors that end a connection or prevent one: 08 connection exception, 57P01 to 57P03 the server stops or starts,
 # 53300 too many connections. None: no response from the server.
 OUTAGE = (None, "57P01", "57P02", "57P03", "53300")
+
+log = structlog.get_logger("web")
+
+
+def missing_migrations() -> list[str]:
+    """Names (`runs.0004_launches`) of migrations that the database lacks. Raises `django.db.Error` if it cannot be read."""
+    executor = MigrationExecutor(connection)
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    return [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
+
+
+def wait_for_migrations() -> None:
+    """Block until every migration is applied: against an older schema requests would fail. Logs once that it waits.
+
+    Returns too when the database cannot be read: requests are answered with 503 then.
+    """
+    told = False
+    try:
+        while missing := missing_migrations():
+            if not told:
+                log.warning("waiting_for_migrations", missing=len(missing), first=missing[0], detail="apply them: oppo migrate")
+            told = True
+            time.sleep(MIGRATIONS_POLL_S)
+    except Error as error:
+        log.warning("migrations_not_checked", detail=str(error).strip())
+    finally:
+        connection.close()
 
 
 @login_not_required

@@ -3,12 +3,15 @@
 import psycopg
 import pytest
 from django.db import IntegrityError, InterfaceError, OperationalError, connection
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 from psycopg import errors
 from psycopg_pool import PoolTimeout
+from structlog.testing import capture_logs
 
 from oppo_platform.accounts.api_tokens import create_api_token
-from oppo_platform.web.health import is_database_outage
+from oppo_platform.web import health
+from oppo_platform.web.health import is_database_outage, missing_migrations, wait_for_migrations
 
 
 @pytest.mark.django_db
@@ -18,6 +21,50 @@ def test_healthz_answers_without_login_and_with_security_headers(client):
     assert reply.json() == {"ok": True}
     assert "script-src 'self'" in reply.headers["Content-Security-Policy"]
     assert reply.headers["X-Frame-Options"] == "DENY"
+
+
+@pytest.fixture
+def unapplied(transactional_db):
+    """The record of the newest migration of runs is away; yields its name and a function that brings it back."""
+    recorder = MigrationRecorder(connection)
+    name = recorder.Migration.objects.filter(app="runs").latest("id").name
+    recorder.record_unapplied("runs", name)
+
+    def apply() -> None:
+        if not recorder.Migration.objects.filter(app="runs", name=name).exists():
+            recorder.record_applied("runs", name)
+
+    yield name, apply
+    apply()
+
+
+def test_web_waits_until_every_migration_is_applied_and_says_so_once(unapplied, monkeypatch):
+    name, apply = unapplied
+    assert missing_migrations() == [f"runs.{name}"]
+    naps = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            apply()
+
+    monkeypatch.setattr(health.time, "sleep", nap)
+    with capture_logs() as lines:
+        wait_for_migrations()
+    assert len(naps) == 3
+    assert [(line["event"], line["first"], line["missing"]) for line in lines] == [("waiting_for_migrations", f"runs.{name}", 1)]
+    assert connection.connection is None
+    assert missing_migrations() == []
+
+
+def test_web_starts_without_a_database_and_answers_503_then(transactional_db, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(health, "missing_migrations", refuse)
+    with capture_logs() as lines:
+        wait_for_migrations()
+    assert [(line["event"], line["detail"]) for line in lines] == [("migrations_not_checked", "connection refused")]
 
 
 @pytest.fixture
