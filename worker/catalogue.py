@@ -37,6 +37,7 @@ MAX_DEPTH = 4
 MAX_ENTRIES = 2000
 MAX_COUNTED_BYTES = 1 << 30  # of an Arrow file, whose rows are counted by reading it
 SCAN_EVERY_S = 1.0  # less than a heartbeat: with each of them, unless scans take long
+CHANGED_PAUSE_S = 10.0  # after a scan that found changes, each of which the platform stores: files may be growing
 SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
 SCAN_TIMEOUT_S = 0.05  # so that the same heartbeat has what a quick scan found
@@ -82,14 +83,13 @@ class Catalogue:
         now_s = time.monotonic() if now_s is None else now_s
         if not self.due(now_s):
             return False
-        started = time.monotonic()
+        started, changed = time.monotonic(), False
         try:
             entries = self._scan()
+            changed, self.entries = entries != self.entries, entries
         finally:
             took = time.monotonic() - started
-            self._next_scan = now_s + max(SCAN_EVERY_S, took / SCAN_SHARE)
-        changed = entries != self.entries
-        self.entries = entries
+            self._next_scan = now_s + max(CHANGED_PAUSE_S if changed else SCAN_EVERY_S, took / SCAN_SHARE)
         return changed
 
     def _scan(self) -> list[CatalogueEntry]:

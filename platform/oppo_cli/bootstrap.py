@@ -1,6 +1,6 @@
 """One-time set-up of `oppo up`, a process of its own that starts together with the servers.
 
-It builds the static files and prints an empty line, waits for the end of its input, which means that the servers accept
+It builds the static files and prints `STATIC_FILES_BUILT`, waits for the end of its input, which means that the servers accept
 connections, sets the database up, and prints a line of JSON (`stack.SetupResult`).
 """
 
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
-
-import psycopg
 
 from oppo_cli.platform_commands import set_up_django
 from oppo_contract.lifeline import watch_lifeline
 
+STATIC_FILES_BUILT = "static files are built"
 CONNECT_TIMEOUT_S = 10
 API_TOKEN_DAYS = 7.0
 API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
@@ -30,11 +28,12 @@ def set_up() -> None:
     from oppo_platform.cluster.services import create_join_token
     from oppo_platform.projects.models import Project
     from oppo_platform.projects.services import ensure_first_user
+    from oppo_platform.web.health import check_connection
 
     call_command("buildstatic")
-    print(flush=True)
+    print(STATIC_FILES_BUILT, flush=True)
     sys.stdin.read()
-    psycopg.connect(os.environ["DATABASE_URL"], connect_timeout=CONNECT_TIMEOUT_S).close()  # Django's pool would hide the reason
+    check_connection(CONNECT_TIMEOUT_S)
     call_command("migrate", interactive=False, verbosity=0)
     first = ensure_first_user()
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
@@ -48,7 +47,7 @@ def set_up() -> None:
         "api_token": create_api_token(first.user, project.team, API_TOKEN_NAME, days=API_TOKEN_DAYS).text,
         "project": project.pk,
     }
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import import_module
 from typing import Any
 
 import click
@@ -211,13 +212,13 @@ def manage(arguments: tuple[str, ...]) -> None:
 
 @click.command()
 def migrate() -> None:
-    """Migrate the database and build the static files; for production, before web and scheduler start."""
+    """Build the static files and migrate the database; for production, before web and scheduler start."""
     with platform_servers():
         set_up_django()
         from django.core.management import call_command
 
-        call_command("migrate", interactive=False)
         call_command("buildstatic")
+        call_command("migrate", interactive=False)
 
 
 @click.command()
@@ -230,12 +231,12 @@ def web(host: str, port: int) -> None:
     set_up_django()
     import uvicorn
 
-    from oppo_platform.asgi import application
+    import_module("oppo_platform.asgi")  # while the database is migrated
     from oppo_platform.web.health import wait_for_migrations
 
     wait_for_migrations()
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "proxy_headers": False}
-    uvicorn.run(application, host=host, port=port, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, **options)
+    uvicorn.run("oppo_platform.asgi:application", host=host, port=port, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, **options)
 
 
 @click.command()

@@ -22,6 +22,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from oppo_cli.bootstrap import STATIC_FILES_BUILT
 from oppo_cli.home import Failure, Home, RunningPlatform, without_secrets
 from oppo_cli.processes import Child, SignalWaiter, StopRequested, last_lines, oppo_command, start_logged
 from oppo_contract.lifeline import Lifeline
@@ -83,14 +84,14 @@ class Stack:
             self._start_servers(servers)
             assert set_up.stdin is not None
             set_up.stdin.close()
-            self._line_of(set_up)  # the static files are built
+            self._line_of(set_up, STATIC_FILES_BUILT)
             web = self._add("web", oppo_command("web", "--host", self.host, "--port", self.environ["OPPO_PORT"]), self.environ)
             with self._loading(self._join_command(), without_secrets(self.environ)) as join:
-                setup = SetupResult(**json.loads(self._line_of(set_up)))
+                setup = SetupResult(**json.loads(self._line_of(set_up, "{")))
                 self._wait_for_web(web)
                 join.communicate(setup.join_token)
                 if join.returncode != 0:
-                    raise Failure(f"The local worker could not join.\n{last_lines(self.start_log)}")
+                    raise self._failure("The local worker could not join", join)
         self._add("scheduler", oppo_command("scheduler"), self.environ)
         self._add("housekeeper", oppo_command("housekeeper"), self.environ)
         command = oppo_command("worker", "run")
@@ -188,13 +189,16 @@ class Stack:
                 process.kill()
                 raise
 
-    def _line_of(self, set_up: subprocess.Popen[str]) -> str:
-        """The next line that the set-up prints. Raises Failure if it ends instead."""
+    def _line_of(self, set_up: subprocess.Popen[str], beginning: str) -> str:
+        """The next line that the set-up prints with this beginning. Raises Failure if it ends instead."""
         assert set_up.stdout is not None
-        if line := set_up.stdout.readline():
-            return line
-        set_up.wait()
-        raise Failure(f"The database could not be set up.\n{last_lines(self.start_log)}")
+        for line in set_up.stdout:
+            if line.startswith(beginning):
+                return line
+        raise self._failure("The database could not be set up", set_up)
+
+    def _failure(self, what: str, process: subprocess.Popen[str]) -> Failure:
+        return Failure(f"{what} (status {process.wait()}, {self.start_log}).\n{last_lines(self.start_log)}")
 
     def _join_command(self) -> list[str]:
         return oppo_command("worker", "join", self.local_url(), "-", "--name", "local", "--models-root", str(self.home.models))

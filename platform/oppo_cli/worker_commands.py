@@ -68,6 +68,8 @@ def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]
 
     # After the imports: `oppo up` starts this command early, and gives it the token once the platform responds.
     secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
+    if not secret:
+        raise Refusal("There is no join token on standard input.")
     try:
         return join_platform(WorkerFolder.from_environment(), url, secret, list(models_roots), name).name
     except Unreachable as error:

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parents[1]
 DEFAULT_DATABASE_URL = "postgresql://oppo@127.0.0.1:5432/oppo"
+URL_FORM = "postgresql://user:password@host:5432/database, with special characters percent-encoded"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 
@@ -84,8 +85,8 @@ def database(url: str) -> dict[str, Any]:
     """Django's DATABASES entry from a libpq URL; sockets (`?host=/folder`) work as well."""
     try:
         given = conninfo_to_dict(url)
-    except ProgrammingError as error:
-        raise ImproperlyConfigured(f"DATABASE_URL cannot be parsed: {error}") from None
+    except ProgrammingError:  # its text has the URL, with the password
+        raise ImproperlyConfigured(f"DATABASE_URL cannot be parsed. It has the form {URL_FORM}.") from None
     named = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     options = {key: value for key, value in given.items() if key not in named}
     # Shared by the threads that serve requests, of which there are more; streamed content is read in short-lived ones.

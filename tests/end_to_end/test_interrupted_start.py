@@ -16,9 +16,9 @@ import pytest
 from oppo_platform.embedded.ports import saved_port
 
 pytestmark = pytest.mark.timeout(600)
-# Words of the command line of what runs in each stage.
-STAGES = ["initdb", "postgres -D", "valkey-server", "oppo_cli.bootstrap", "oppo_cli web", "worker join"]
-QUICK = {"oppo_cli.bootstrap"}
+# Words of the command line of what runs in each stage; in the last, web waits for the migrations.
+STAGES = ["oppo_cli.bootstrap", "initdb", "postgres -D", "valkey-server", "oppo_cli web", "worker join", "migrations"]
+QUICK = {"migrations"}
 
 
 def start(tools: Any, home: Path, *options: str) -> subprocess.Popen[str]:
@@ -37,8 +37,11 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
-def has_reached(process: subprocess.Popen[str], words: str) -> bool:
+def has_reached(process: subprocess.Popen[str], words: str, home: Path) -> bool:
     """Whether the stage's process runs."""
+    if words == "migrations":
+        log = home / "logs" / "web.log"
+        return log.exists() and "waiting_for_migrations" in log.read_text()
     for child in descendants(process):
         try:
             if words in " ".join(child.cmdline()):
@@ -61,7 +64,7 @@ def home(tmp_path: Path, tools: Any) -> Iterator[Path]:
 @pytest.mark.parametrize("stage", [pytest.param(s, marks=[] if s in QUICK else pytest.mark.full) for s in STAGES])
 def test_stop_during_the_start_ends_everything_and_the_next_start_succeeds(home: Path, tools: Any, stage: str) -> None:
     process = start(tools, home)
-    tools.eventually(lambda: has_reached(process, stage), stage)
+    tools.eventually(lambda: has_reached(process, stage, home), stage)
     below = descendants(process)
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate()
@@ -70,11 +73,28 @@ def test_stop_during_the_start_ends_everything_and_the_next_start_succeeds(home:
     assert "Traceback" not in text
     assert process.returncode == 1
     tools.eventually(lambda: not any(child.is_running() for child in below), "every process to end")
+    starts_again(tools, home)
+
+
+def starts_again(tools: Any, home: Path) -> None:
+    """The next `oppo up` succeeds."""
     again = start(tools, home)
     line = next(line for line in again.stdout or () if "OPPO runs at" in line or "Error" in line)
     assert "OPPO runs at" in line
     again.send_signal(signal.SIGINT)
     assert again.wait() == 0
+
+
+@pytest.mark.full
+def test_killing_the_start_ends_everything_and_the_next_start_succeeds(home: Path, tools: Any) -> None:
+    process = start(tools, home)
+    tools.eventually(lambda: has_reached(process, "migrations", home), "the migrations")
+    below = descendants(process)
+    assert {"oppo_cli.bootstrap", "join"} <= {word for child in below for word in child.cmdline()}
+    process.kill()
+    process.wait()
+    tools.eventually(lambda: not any(child.is_running() for child in below), "every process to end")
+    starts_again(tools, home)
 
 
 def test_port_in_use_is_reported_before_anything_starts(home: Path, tools: Any) -> None:
@@ -94,6 +114,15 @@ def test_a_database_that_cannot_be_used_is_reported_with_its_reason(home: Path, 
     command = [sys.executable, "-m", "oppo_cli", "up"]
     ended = subprocess.run(command, env=tools.environment(home, DATABASE_URL=url), capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("Error: The database could not be set up.\n")
+    assert ended.stderr.startswith("Error: The database could not be set up (status 1, ")
     assert "Connection refused" in ended.stderr
-    assert "secret" not in ended.stderr
+    assert "secret" not in ended.stderr + (home / "logs" / "start.log").read_text()
+
+
+def test_a_url_that_cannot_be_parsed_is_reported_without_its_password(home: Path, tools: Any) -> None:
+    command = [sys.executable, "-m", "oppo_cli", "up"]
+    environ = tools.environment(home, DATABASE_URL="postgresql+psycopg://oppo:secret@127.0.0.1/oppo")
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "DATABASE_URL cannot be parsed" in ended.stderr
+    assert "secret" not in ended.stderr + (home / "logs" / "start.log").read_text()

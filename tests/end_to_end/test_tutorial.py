@@ -48,5 +48,5 @@ def shortened(block: Block) -> Block:
 
 
 def valid(platform: Any, spec: Path) -> bool:
-    """Whether the platform would take it: a reader is slower than the worker, which looks for models every ten seconds."""
+    """Whether the platform would take it: a reader is slower than the worker, which looks for models every few seconds."""
     return bool(platform.http.post("runs/validate", json={"yaml": spec.read_text()}).json()["ok"])

@@ -74,7 +74,11 @@ def test_refresh_reports_changes_only(root: Path) -> None:
         prompts.write("\n{}\n")
     assert catalogue.refresh(2e6)
     assert {entry.rows for entry in catalogue.entries if entry.kind == "prompts"} == {3}
-    assert not catalogue.refresh(2e6 + 0.5)  # not due
+    assert not catalogue.due(2e6 + 9), "changes are stored by the platform: no more often than every ten seconds"
+    assert not catalogue.refresh(2e6 + 11)
+    assert not catalogue.due(2e6 + 11.5)
+    (root / "letters" / "new.jsonl").write_text("{}\n")
+    assert catalogue.refresh(2e6 + 13), "what is new is found with the next heartbeat"
 
 
 def test_an_entry_that_cannot_be_used_is_listed_with_its_problem(root: Path) -> None:
@@ -243,6 +247,7 @@ def test_hanging_root_does_not_block(root: Path, tools: Any, monkeypatch: pytest
 def test_a_quick_scan_is_sent_with_the_heartbeat_that_began_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "SCAN_EVERY_S", 0.0)
     monkeypatch.setattr(catalogue, "SCAN_SHARE", 1e9)
+    monkeypatch.setattr(catalogue, "CHANGED_PAUSE_S", 0.0)
     for timeout in ("FIRST_SCAN_TIMEOUT_S", "SCAN_TIMEOUT_S"):
         monkeypatch.setattr(catalogue, timeout, 60.0)
     scanner = CatalogueScanner([root])

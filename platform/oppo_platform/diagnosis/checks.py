@@ -90,7 +90,8 @@ def check_database() -> Iterator[Finding]:
     yield Finding("database", "ok", f"PostgreSQL {version}")
     yield _skew("clock of the database", float(at) - (before + time.time()) / 2)
     if missing := missing_migrations():
-        yield Finding("migrations", "failed", f"{len(missing)} are missing: {', '.join(missing[:3])}", "Run `oppo migrate`.")
+        names = ", ".join(map(".".join, missing[:3]))
+        yield Finding("migrations", "failed", f"{len(missing)} are missing: {names}", "Run `oppo migrate`.")
     else:
         yield Finding("migrations", "ok", "all are applied")
         free = free_bytes()

@@ -1,8 +1,7 @@
 """ETags for the API's JSON: an unchanged response becomes a 304 without a body.
 
 The tag is a digest of the sent bytes: it saves the transfer, not the work. Pages contain form tokens and always differ; streams
-and
-downloads have no tag.
+and downloads have no tag.
 """
 
 from __future__ import annotations

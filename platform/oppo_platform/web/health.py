@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
+import psycopg
 import structlog
 from django.contrib.auth.decorators import login_not_required
 from django.db import Error, InterfaceError, OperationalError, connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.defaults import server_error
 
 RETRY_AFTER_S = 5
 MIGRATIONS_POLL_S = 0.2
+CONNECT_TIMEOUT_S = 2
 # SQLSTATE of errors that end a connection or prevent one: 08 connection exception, 57P01 to 57P03 the server stops or starts,
 # 53300 too many connections. None: no response from the server.
 OUTAGE = (None, "57P01", "57P02", "57P03", "53300")
@@ -22,28 +26,38 @@ OUTAGE = (None, "57P01", "57P02", "57P03", "53300")
 log = structlog.get_logger("web")
 
 
-def missing_migrations() -> list[str]:
-    """Names (`runs.0004_launches`) of migrations that the database lacks. Raises `django.db.Error` if it cannot be read."""
+def check_connection(timeout_s: int) -> None:
+    """Connect once, beside the pool, which would hide the reason for longer. Raises psycopg's OperationalError."""
+    psycopg.connect(**connection.get_connection_params() | {"cursor_factory": None, "connect_timeout": timeout_s}).close()
+
+
+def missing_migrations() -> list[tuple[str, str]]:
+    """App and name of each migration that the database lacks. Raises `django.db.Error` if it cannot be read."""
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    return [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
+    return [(migration.app_label, migration.name) for migration, _ in plan]
 
 
 def wait_for_migrations() -> None:
     """Block until every migration is applied: against an older schema requests would fail. Logs once that it waits.
 
-    Returns too when the database cannot be read: requests are answered with 503 then.
+    Returns at once when the database cannot be reached: requests are answered with 503 then.
     """
-    told = False
     try:
-        while missing := missing_migrations():
-            if not told:
-                log.warning("waiting_for_migrations", missing=len(missing), first=missing[0], detail="apply them: oppo migrate")
-            told = True
-            time.sleep(MIGRATIONS_POLL_S)
-    except Error as error:
+        check_connection(CONNECT_TIMEOUT_S)
+        missing = missing_migrations()
+    except (Error, psycopg.OperationalError) as error:
         log.warning("migrations_not_checked", detail=str(error).strip())
+        return
     finally:
+        connection.close()
+    if missing:
+        log.info("waiting_for_migrations", missing=len(missing), first=".".join(missing[0]), detail="`oppo migrate` applies them")
+    while missing:
+        time.sleep(MIGRATIONS_POLL_S)
+        with suppress(OperationalError, InterfaceError):  # the database restarts; its schema is as old as before
+            applied = MigrationRecorder(connection).applied_migrations()
+            missing = [migration for migration in missing if migration not in applied]
         connection.close()
 
 
