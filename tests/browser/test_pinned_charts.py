@@ -11,8 +11,7 @@ pytestmark = pytest.mark.browser
 def opened(page, name):
     """Open the menu of a metric's card."""
     card = page.locator(f".metric[data-name='{name}']").last
-    card.scroll_into_view_if_needed()
-    card.locator("summary").click()
+    card.locator("summary").click()  # looks again if the card leaves the page meanwhile
     return card.locator(".menu-body")
 
 
