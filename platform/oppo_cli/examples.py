@@ -25,7 +25,7 @@ class Example:
 
 
 SPECS = ("sequential", "oppo", "rule", "grpo", "smollm2/sentiment", "smollm2/reward_model", "smollm2/arithmetic")
-DEMO_STEPS: dict[str, str | int] = {"steps": 150}  # the reward reaches its target within 90 and hardly rises afterwards
+DEMO_STEPS: dict[str, str | int] = {"steps": 150}  # the reward reaches its target within 90 steps and hardly rises afterwards
 # The two runs of `oppo demo --model …`, sequential PPO and OPPO: spec, and changes of it. They differ in `overlap` and name only.
 DEMO: dict[str, tuple[tuple[str, dict[str, str | int]], ...]] = {
     "letters": (("sequential", DEMO_STEPS), ("oppo", DEMO_STEPS)),

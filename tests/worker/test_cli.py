@@ -158,6 +158,13 @@ def test_a_home_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest
     assert "OPPO_HOME" in result.output
 
 
+def test_a_join_without_a_token_on_standard_input_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPPO_HOME", str(tmp_path))
+    refused = CliRunner().invoke(main, ["worker", "join", "http://127.0.0.1:1", "-"], input="\n")
+    assert refused.exit_code != 0
+    assert "There is no join token on standard input." in refused.output
+
+
 def test_a_worker_that_has_not_joined_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPPO_HOME", str(tmp_path))
     assert "oppo worker join" in oppo("worker", "run").output
