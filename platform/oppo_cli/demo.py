@@ -21,7 +21,7 @@ from oppo_contract.presets import example_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oppo_client import Client, Run
+    from oppo_client import Client, Refused, Run
 
 CATALOGUE_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 1.0
@@ -136,7 +136,7 @@ class _Demo:
         return pair
 
     def _submit(self, yaml: str, changes: dict[str, str | int]) -> int:
-        """Submit a run; retries until the worker has reported the new models."""
+        """Submit a run; retries until the worker is connected and has reported the new models."""
         from oppo_client import Refused
 
         deadline = time.monotonic() + CATALOGUE_TIMEOUT_S
@@ -144,7 +144,7 @@ class _Demo:
             try:
                 return self.client.submit(yaml=yaml, project=self.setup.project, overrides=changes).id
             except Refused as error:
-                if time.monotonic() > deadline:
+                if not may_pass(error) or time.monotonic() > deadline:
                     raise Failure(f"The platform rejected the demo's run: {error}") from error
             self._pause()
 
@@ -183,6 +183,12 @@ class _Demo:
         self.stack.keep_alive(POLL_INTERVAL_S)
         if self.stack.signals.stop_requested:
             raise Interrupted
+
+
+def may_pass(error: Refused) -> bool:
+    """Whether all problems are about workers, models or prompts, which a connected worker reports within a heartbeat."""
+    paths = [problem.path for problem in error.errors]
+    return bool(paths) and all(not path or path.startswith("models.") or path.endswith(".prompts") for path in paths)
 
 
 def _axis(run: Run, x: str) -> dict[int, float]:

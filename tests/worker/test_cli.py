@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
+from oppo_cli.demo import _Demo
 from oppo_cli.demo_figures import RunFigures, bench_document, run_figures, table_rows
 from oppo_cli.examples import DEMO
 from oppo_cli.home import Failure, Home, RunningPlatform
 from oppo_cli.main import COMMANDS, main
+from oppo_client import FieldProblem, Refused
 from oppo_contract.presets import example_text
 from oppo_contract.spec import load_spec
 from oppo_contract.yaml_text import load_yaml
@@ -215,6 +218,37 @@ def test_the_runs_of_a_demo_are_valid_and_differ_in_overlap_and_name_only(model:
     )
     assert {section for section in oppo if oppo[section] != sequential[section]} == {"name", "overlap"}
     assert sequential["overlap"]["intra_step"] == sequential["overlap"]["inter_step"] == "off"
+
+
+@pytest.mark.parametrize(
+    ("paths", "again"),
+    [
+        (["models.actor.path", "data.prompts", "evaluation.prompts"], True),
+        ([""], True),
+        (["models.actor.path", "steps"], False),
+        (["steps"], False),
+        ([], False),
+    ],
+)
+def test_the_demo_submits_again_only_while_a_worker_or_its_models_are_missing(paths: list[str], again: bool) -> None:
+    class Answers:
+        asked = 0
+
+        def submit(self, **_: object) -> SimpleNamespace:
+            self.asked += 1
+            if self.asked > 1:
+                return SimpleNamespace(id=7)
+            raise Refused(422, "Invalid", errors=tuple(FieldProblem(path, "is missing") for path in paths))
+
+    answers = Answers()
+    one = object.__new__(_Demo)
+    one.client, one.setup, one._pause = answers, SimpleNamespace(project="letters"), lambda: None
+    if again:
+        assert one._submit("", {}) == 7
+    else:
+        with pytest.raises(Failure, match="rejected the demo's run: 422 Invalid"):
+            one._submit("", {})
+    assert answers.asked == 1 + again
 
 
 # `web` with this instead of a server: threads that allocate memory, then glibc's list of its arenas.
