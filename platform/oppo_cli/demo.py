@@ -144,7 +144,7 @@ class _Demo:
             try:
                 return self.client.submit(yaml=yaml, project=self.setup.project, overrides=changes).id
             except Refused as error:
-                if not may_pass(error) or time.monotonic() > deadline:
+                if not is_transient(error) or time.monotonic() > deadline:
                     raise Failure(f"The platform rejected the demo's run: {error}") from error
             self._pause()
 
@@ -185,7 +185,7 @@ class _Demo:
             raise Interrupted
 
 
-def may_pass(error: Refused) -> bool:
+def is_transient(error: Refused) -> bool:
     """Whether all problems are about workers, models or prompts, which a connected worker reports within a heartbeat."""
     paths = [problem.path for problem in error.errors]
     return bool(paths) and all(not path or path.startswith("models.") or path.endswith(".prompts") for path in paths)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from oppo_cli.demo import _Demo
+from oppo_cli.demo import _Demo, is_transient
 from oppo_cli.demo_figures import RunFigures, bench_document, run_figures, table_rows
 from oppo_cli.examples import DEMO
 from oppo_cli.home import Failure, Home, RunningPlatform
@@ -23,6 +23,7 @@ from oppo_client import FieldProblem, Refused
 from oppo_contract.presets import example_text
 from oppo_contract.spec import load_spec
 from oppo_contract.yaml_text import load_yaml
+from oppo_platform.runs.preflight import NodeOffer, find_problems
 from oppo_platform.runs.spec_patch import apply_changes
 
 SPEC = """
@@ -218,6 +219,19 @@ def test_the_runs_of_a_demo_are_valid_and_differ_in_overlap_and_name_only(model:
     )
     assert {section for section in oppo if oppo[section] != sequential[section]} == {"name", "overlap"}
     assert sequential["overlap"]["intra_step"] == sequential["overlap"]["inter_step"] == "off"
+
+
+BARE_NODE = NodeOffer("n1", {"cpu": 2}, {}, frozenset(), rules=frozenset(), cpus=2)
+
+
+@pytest.mark.parametrize("model", DEMO)
+@pytest.mark.parametrize("offers", [[], [BARE_NODE]], ids=["no node", "bare node"])
+def test_what_preflight_says_before_the_worker_has_reported_the_models_is_transient(model: str, offers: list[NodeOffer]) -> None:
+    for name, changes in DEMO[model]:
+        spec = load_spec(apply_changes(load_yaml(example_text(name)).model_dump(), changes))
+        problems = find_problems(spec, offers)
+        assert problems
+        assert is_transient(Refused(422, "Invalid", errors=tuple(FieldProblem(it.path, it.message) for it in problems)))
 
 
 @pytest.mark.parametrize(
